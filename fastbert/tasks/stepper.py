@@ -13,7 +13,6 @@ from ..errors import InputError
 from ..modules.mode import plain_outputs
 from ..optim import schedules
 from ..train import shaped_steps
-from ..train.shaped_steps import ShapedSteps
 from .base import Example, Task
 from .config import FinetuneConfig
 from .predict import count_targets, to_device
@@ -42,7 +41,7 @@ class Stepper:
         self._plain = plain_outputs(model)
         self._shaped = self._shaped_steps()
 
-    def _shaped_steps(self) -> ShapedSteps | None:
+    def _shaped_steps(self) -> shaped_steps.ShapedSteps | None:
         """Steps that a GPU replays; None where they are not wanted, or cannot be had."""
         engine, wanted = self.engine, self.config.cuda_graph
         if wanted == "off" or (wanted == "auto" and engine.device.type != "cuda"):
@@ -55,7 +54,7 @@ class Stepper:
         config, settings = self.config, self.model.config
         rows = 1 if config.token_budget is not None else config.batch_size
         longest = getattr(settings, "max_position_embeddings", config.max_seqlen)
-        return ShapedSteps(engine, rows, longest, getattr(settings, "pad_token_id", None) or 0)
+        return shaped_steps.ShapedSteps(engine, rows, longest, getattr(settings, "pad_token_id", None) or 0)
 
     def step(self, indices: Sequence[int]) -> dict:
         """Trains on these examples; returns step, loss, grad_norm, lr and tokens."""

@@ -22,7 +22,7 @@ from .. import optim, rng
 from ..data.budget import BatchShape, StaticBatch
 from ..errors import BackendError, InputError
 from ..ops import _dispatch
-from .capture import Replay, on_stream, signed
+from .capture import RandomPlace, Replay, on_stream
 from .config import PretrainConfig
 from .engine import LocalEngine
 
@@ -89,7 +89,7 @@ class StaticStep:
         self._batch = _empty_batch(shape, pairs, device)
         # Of the micro-batch: its share of the step's labels and pairs, and how many they are.
         self._shares = torch.zeros(4, dtype=torch.float64, device=device)
-        self._random = torch.zeros(2, dtype=torch.int64, device=device)
+        self._random = RandomPlace(device)
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._captures = device.type == "cuda"
         self._done = 0
@@ -97,7 +97,6 @@ class StaticStep:
         self._stream = torch.cuda.Stream(device) if self._captures else None
         pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._whole, self._first, self._next, self._update = (Replay(self._stream, pool) for _ in range(4))
-        self._seeded_for: int | None = None
 
     def run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
         """One step; returns the norm of the gradient before clipping, () float32 on the device.
@@ -114,8 +113,7 @@ class StaticStep:
         engine, labels = self.engine, max(sum(b.num_labels for b in batches), 1)
         pairs = max(sum(b.num_pairs for b in batches), 1)
         engine.set_rate(lr)
-        if self._seeded_for != engine.micro_step:  # at the start, and after a checkpoint was loaded
-            self._random.copy_(torch.tensor([signed(engine.seed), engine.micro_step]))
+        self._random.follow(engine)
         warm = self._captures and self._done < _WARM_UP
         if self._captures and self._done in (0, _WARM_UP):
             # Gradients of an earlier graph, whose memory keeps those of its last step, and what the warm-up left must
@@ -130,13 +128,12 @@ class StaticStep:
                     self._micro_step()
                 else:
                     (self._next if number else self._first)(self._micro_step)
-                engine.micro_step += 1
+                self._random.passed(engine)
             if self.accumulate > 1:
                 engine.update() if warm else self._update(engine.update)
         if warm or not self._captures:
             engine.optimizer.zero_grad(set_to_none=True)
         self._done += 1
-        self._seeded_for = engine.micro_step
         return engine.norm.clone()
 
     def take_sums(self) -> Tensor:
@@ -155,14 +152,10 @@ class StaticStep:
         ):
             target.copy_(source.pin_memory() if self._captures else source, non_blocking=True)
 
-    def _key(self) -> rng.DropoutKey:
-        # In a graph the host's number is that of the capture; its kernels read the one in device memory.
-        return rng.DropoutKey(self.engine.seed, self.engine.micro_step, self._random)
-
     def _micro_step(self) -> None:
         """Forward and backward of the batch in place."""
         engine, batch = self.engine, self._batch
-        with rng.use(self._key()), engine.autocast():
+        with rng.use(self._random.key(engine)), engine.autocast():
             out = engine.model(batch)
         mlm_share, nsp_share, labels, pairs = self._shares.unbind()
         loss = out.mlm_loss * mlm_share.to(out.mlm_loss.dtype)
@@ -170,7 +163,7 @@ class StaticStep:
             loss = loss + out.nsp_loss * nsp_share.to(out.nsp_loss.dtype)
         engine.scale.scaled(loss).backward()
         with torch.no_grad():
-            self._random[1] += 1
+            self._random.advance()
             values = [loss.double(), out.mlm_loss.double() * labels]
             values.append(out.nsp_loss.double() * pairs if batch.nsp_labels is not None else torch.zeros_like(labels))
             for logits, targets in ((out.mlm_logits, batch.mlm_labels), (out.nsp_logits, batch.nsp_labels)):

@@ -21,7 +21,7 @@ from .. import rng
 from ..data.budget import BatchShape, fill_up
 from ..packing import PackedBatch
 from . import graph
-from .capture import Replay, on_stream, signed
+from .capture import RandomPlace, Replay, on_stream
 from .engine import LocalEngine
 
 # What the labels of added sequences are: no class, and a place past the end of every sequence.
@@ -82,9 +82,8 @@ class ShapedSteps:
         self._captures = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._captures else None
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self._random = torch.zeros(2, dtype=torch.int64, device=device)
+        self._random = RandomPlace(device)
         self._loss = torch.zeros((), device=device)
-        self._seeded_for: int | None = None
         self._places: dict[tuple, _Place] = {}
         # The update's tables need a step that was not captured before each capture.
         self._may_capture = False
@@ -112,16 +111,13 @@ class ShapedSteps:
             (2,) float32 on the device, the loss and the norm of the gradient before clipping.
         """
         # Streams are of the current device, which the model's need not be; -1, of the host, changes nothing.
-        with torch.cuda.device(self._random.get_device()):
+        with torch.cuda.device(self._loss.get_device()):
             return self._run(batch, labels, lr, options)
 
     def _run(self, batch: PackedBatch, labels: dict[str, Any], lr: float, options: dict[str, Any]) -> Tensor:
         engine, place = self.engine, self._load(batch, labels)
         engine.set_rate(lr)
-        if (
-            self._seeded_for != engine.micro_step
-        ):  # at the start, after a checkpoint was loaded, or another step between
-            self._random.copy_(torch.tensor([signed(engine.seed), engine.micro_step]))
+        self._random.follow(engine)
 
         def step() -> None:
             self._step(place, options)
@@ -140,19 +136,16 @@ class ShapedSteps:
         # Memory of the graphs that the next one can take: a replay does not ask for it.
         engine.optimizer.zero_grad(set_to_none=True)
         place.steps += 1
-        engine.micro_step += 1
-        self._seeded_for = engine.micro_step
+        self._random.passed(engine)
         return torch.stack([self._loss, engine.norm])
 
     def _step(self, place: _Place, options: dict[str, Any]) -> None:
         engine = self.engine
-        # In a graph the host's number is that of the capture; its kernels read the one in device memory.
-        key = rng.DropoutKey(engine.seed, engine.micro_step, self._random)
-        with rng.use(key), engine.autocast():
+        with rng.use(self._random.key(engine)), engine.autocast():
             loss = engine.forward(place.batch, **place.labels, **options).loss
         engine.scale.scaled(loss).backward()
         with torch.no_grad():
-            self._random[1] += 1
+            self._random.advance()
             self._loss.copy_(loss)
         engine.update()
 

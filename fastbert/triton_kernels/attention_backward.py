@@ -28,8 +28,9 @@ _STAGES = 1 if triton.__version__.startswith("3.3.") else 2
 
 
 def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int = 90) -> dict:
-    """Tile sizes of the kernel of dQ: measured on an H200 (benchmarks/gpu/settings.py), for older GPUs chosen by
-    registers and shared memory. Sequences of at most BLOCK_M tokens take one pass.
+    """Tile sizes of the kernel of dQ. Those for heads of 64 in 16 bits are the best on an H200 at 128 and 512 tokens
+    (benchmarks/gpu/settings.py), others were chosen by registers and shared memory. Sequences of at most BLOCK_M tokens
+    take one pass.
 
     Args:
         arch: the GPU's (`common.arch`).

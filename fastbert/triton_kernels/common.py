@@ -99,8 +99,8 @@ def keep_bits(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """(BLOCK_M, BLOCK_N) bool: which elements are kept in columns 8 first_group and
-    on (fastbert.reference.dropout). Where all are dropped, threshold 65536, it is anything: their factor is zero.
+    """(BLOCK_M, BLOCK_N) bool: which elements are kept in columns 8 first_group and on (fastbert.reference.dropout).
+    Where all are dropped, threshold 65536, it is anything: their factor is zero.
 
     One Philox call feeds eight elements: its four words hold eight halves, low half first, and half j of group g is for
     column 8 g + j. Words, and not bits, move from the threads that draw them to those that use them: once, since

@@ -31,6 +31,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from fastbert import triton_kernels  # noqa: E402
+from fastbert.ops import _triton_encoder  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -437,6 +438,7 @@ def use_kernels(directory: Path) -> None:
     for name in [name for name in sys.modules if name.startswith("fastbert.triton_kernels.")]:
         del sys.modules[name]
         delattr(triton_kernels, name.rpartition(".")[2])
+    _triton_encoder._kernels.cache_clear()
     triton_kernels.__path__ = [str(directory)]
     importlib.invalidate_caches()
 
