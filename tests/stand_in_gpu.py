@@ -125,6 +125,22 @@ if os.environ.get(ENVIRONMENT):
             for call in self.calls:
                 call()
 
+        def capture_begin(self, **_options) -> None:
+            global _capture
+            assert _capture is None, "two captures at a time"
+            assert _current == _RANK, "a stream of another device is captured"
+            _capture = Recorder()
+            _library.stand_in_gpu_capture(1)
+            _capture.__enter__()
+
+        def capture_end(self) -> None:
+            global _capture
+            recorder, _capture = _capture, None
+            recorder.__exit__(None, None, None)
+            _library.stand_in_gpu_capture(0)
+            recorder.put_back()
+            self.calls = recorder.calls
+
     class Recorder(TorchDispatchMode):
         """Takes down every operator's call. Its result must be there for the next; what it wrote to is put back."""
 
@@ -169,19 +185,11 @@ if os.environ.get(ENVIRONMENT):
 
     @contextlib.contextmanager
     def graph(held: CUDAGraph, **_options):
-        global _capture
-        assert _capture is None, "two captures at a time"
-        assert _current == _RANK, "a stream of another device is captured"
-        _capture = Recorder()
-        _library.stand_in_gpu_capture(1)
+        held.capture_begin()
         try:
-            with _capture:
-                yield
-            _capture.put_back()
-            held.calls = _capture.calls
+            yield
         finally:
-            _library.stand_in_gpu_capture(0)
-            _capture = None
+            held.capture_end()
 
     # get_device_name and get_device_capability stay torch's own, which its compiler knows and does not look into.
     _FOUND = {

@@ -8,6 +8,7 @@ as its first implementation. The others are private:
     _dispatch                         the table (op, backend) -> implementation, and the choice for a call
     _contract                         checks for callers of torch.ops.fastbert.*, whom the contracts do not see
     _invariant, _invariant_mode       batch-invariant mode: what ops ask of it, and the mode itself
+    _graph_mode, _triton_replay       CUDA graphs in inference: whether they are wanted, and the graphs
     _recompute                        activation checkpointing under the settings of the first pass
     _in_place, _needed_gradients, _double_backward
                                       backward passes: gradients added to .grad directly, gradients that nobody uses,
@@ -48,6 +49,7 @@ from . import (  # noqa: F401
 from ._cpu_int8 import int8_attention_dtype
 from ._dispatch import backend, current_backend, is_fused, served
 from ._double_backward import once_differentiable
+from ._graph_mode import cuda_graphs
 from ._in_place import gradients_in_place
 from ._int8_weights import pack_int8, unpack_int8
 from ._invariant import active as is_batch_invariant
@@ -78,6 +80,7 @@ __all__ = [
     "backend",
     "batch_invariant",
     "cross_entropy",
+    "cuda_graphs",
     "current_backend",
     "dropout",
     "embedding",

@@ -23,10 +23,11 @@ from torch import Tensor
 from .. import fp8
 from ..rng import Dropout
 from ..wording import dtype_name
-from . import _cpu, _cuda, _dispatch, _double_backward, _invariant, _triton, _triton_attention
+from . import _cpu, _cuda, _dispatch, _double_backward, _graph_mode, _invariant, _triton, _triton_attention
 from ._needed_gradients import needed_gradients
 from ._triton_linear import weight_gradient
-from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8
+from ._triton_replay import EncoderReplays
+from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8, is_recorded
 from .linear_fp8 import product_dtype
 
 # Without a gradient, query, key and value are one product from this many tokens on: with fewer, two more products take
@@ -250,6 +251,10 @@ def _encoder(
     between: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     call = _Call(cu_seqlens, max_seqlen, nheads, eps, approximate == "tanh", causal, product_dtype(x))
+    if dropouts is None and not keep_states and packed is not None and _graph_mode.wanted():
+        last = _replayed(x, layers, call, packed)
+        if last is not None:
+            return [last]
     records, states = torch.is_grad_enabled(), []
     for number, p in enumerate(layers):
         of_layer: Sequence[Dropout | None] = (None,) * 3 if dropouts is None else dropouts[number]
@@ -261,3 +266,21 @@ def _encoder(
         x = x if between is None else between(x)
         states = [*states, x] if keep_states else [x]
     return states
+
+
+def _replayed(x: Tensor, layers: Sequence[LayerParameters], call: _Call, packed: PackedEncoder) -> Tensor | None:
+    """The last hidden state by a CUDA graph, or None if autograd records the pass or a graph would gain nothing."""
+    tensors = packed.tensors(layers)
+    if is_recorded(x, tensors):
+        return None
+    replays = packed.held.setdefault("triton graphs", EncoderReplays())
+
+    def compute(x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        shaped = call._replace(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+        for p in layers:
+            x, _ = _forward(x, p, shaped, [_triton.random_arguments(None, x.device)] * 3, keep=False)
+        return x
+
+    about = call._replace(cu_seqlens=None, max_seqlen=0)
+    x = x.to(call.dtype).contiguous()
+    return replays.run(x, call.cu_seqlens, call.max_seqlen, tensors, about, compute)

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from .. import optim, rng
+from ..cuda_graphs import Replay, on_stream
 from ..data.budget import BatchShape, StaticBatch
 from ..errors import BackendError, InputError
 from ..ops import _dispatch
-from .capture import RandomPlace, Replay, on_stream
+from .capture import RandomPlace
 from .config import PretrainConfig
 from .engine import LocalEngine
 

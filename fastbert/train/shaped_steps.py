@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..cuda_graphs import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 from ..data.budget import BatchShape, fill_up
 from ..packing import PackedBatch
 from . import graph
-from .capture import RandomPlace, Replay, on_stream
+from .capture import RandomPlace
 from .engine import LocalEngine
 
 # What the labels of added sequences are: no class, and a place past the end of every sequence.
 _FILLINGS = {"labels": -100, "start_positions": 1 << 30, "end_positions": 1 << 30}
-# Tokens are a multiple of this: with fewer no kernel is faster.
-_LEAST = 64
+_LEAST = LEAST_TOKENS
 
 
 def why_not(engine: LocalEngine) -> str | None:
@@ -47,11 +47,10 @@ def shape_of(batch: PackedBatch, sequences: int, longest: int) -> BatchShape:
         longest: the longest sequence that the model takes.
     """
     longest = max(longest, batch.max_seqlen)
-    max_seqlen = min(64 if batch.max_seqlen <= 64 else -(-batch.max_seqlen // 128) * 128, longest)
-    unit = max((1 << (batch.num_tokens - 1).bit_length()) // 16, _LEAST)
-    tokens = -(-batch.num_tokens // unit) * unit
+    max_seqlen = rounded_length(batch.max_seqlen, longest)
+    unit = token_unit(batch.num_tokens, _LEAST)
     room = max(sequences, batch.num_sequences) + -(-unit // max_seqlen)
-    return BatchShape(tokens, -(-room // 8) * 8, 0, max_seqlen)
+    return BatchShape(rounded_up(batch.num_tokens, unit), rounded_up(room, 8), 0, max_seqlen)
 
 
 @dataclass

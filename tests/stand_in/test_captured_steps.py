@@ -32,6 +32,11 @@ def test_captured_fine_tuning_is_the_one_that_was_not_captured(run, head):
     assert run(str(HERE / "finetuning_replays.py"), head) == "equal\n"
 
 
+def test_captured_inference_is_the_pass_that_was_not_captured(run):
+    """Two shapes, and weights that change between two replays."""
+    assert run(str(HERE / "inference_replays.py")) == "equal\n"
+
+
 def test_a_graph_does_not_add_to_the_gradients_of_the_one_before(run):
     assert run(str(HERE / "graphs_in_turn.py")).endswith("done\n")
 

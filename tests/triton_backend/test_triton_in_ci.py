@@ -41,7 +41,7 @@ def run(*command: str, interpret: bool) -> str:
 @pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_kernels_are_right_in_the_interpreter(chosen):
     options = ("-m", chosen, "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
-    names = ("kernels", "encoder", "fp8", "optimizer", "step", "memory")
+    names = ("kernels", "encoder", "fp8", "optimizer", "replay", "step", "memory")
     files = [str(HERE / f"test_triton_{name}.py") for name in names]
     out = run("-m", "pytest", *options, *files, interpret=True)
     assert " passed" in out

@@ -1,0 +1,99 @@
+"""CUDA graphs: capturing a function, and the few shapes that batches of any size are rounded up to."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Token counts are a multiple of this: with fewer rows no kernel is faster.
+LEAST_TOKENS = 64
+
+
+def token_unit(tokens: int, least: int = LEAST_TOKENS) -> int:
+    """The number of tokens is rounded up to a multiple of this: a sixteenth of the next power of two. So few numbers of
+    tokens occur, and 4 % are added on average."""
+    return max((1 << max(tokens - 1, 0).bit_length()) // 16, least)
+
+
+def rounded_up(number: int, unit: int) -> int:
+    """The next multiple of ``unit``."""
+    return -(-number // unit) * unit
+
+
+def rounded_length(length: int, longest: int) -> int:
+    """The length that a batch's longest sequence counts as: 64, 128, 256, 384 and so on, and at most ``longest``."""
+    return min(64 if length <= 64 else rounded_up(length, 128), longest)
+
+
+class Replay:
+    """A function without arguments, captured at its first call on a CUDA device and replayed from then on.
+
+    The function is an argument of every call and is not stored: stored here, it would refer to its owner, which refers
+    to this object, and the graph's memory would be freed only by Python's cycle collector.
+
+    Args:
+        stream: the stream to capture on; None where nothing is captured.
+        pool: the memory pool that an owner's graphs share.
+        make_room: whether unused memory is returned to the device before the capture. A training step needs that room;
+            in a server it would stop other threads.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream | None, pool, *, make_room: bool = True) -> None:
+        self._stream, self._pool, self._make_room = stream, pool, make_room
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a call replays a graph."""
+        return self._graph is not None
+
+    def __call__(self, function: Callable[[], None]) -> None:
+        if self._stream is None:
+            function()
+            return
+        if self._graph is None:
+            self._graph = self._captured(function)
+        self._graph.replay()
+
+    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with _nothing_collected(self._make_room):
+            if self._make_room:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                    function()
+            else:
+                with on_stream(self._stream):
+                    # Other threads may allocate meanwhile, which the default mode would not let them.
+                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                    try:
+                        function()
+                    finally:
+                        graph.capture_end()
+        return graph
+
+
+@contextmanager
+def _nothing_collected(collect_before: bool) -> Iterator[None]:
+    """Keeps Python's cycle collector from running during a capture, where destroying an older graph would break it.
+    From torch 2.9 on this is left to the caller."""
+    if collect_before:
+        gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Runs a block on a side stream, as torch requires before and during a capture."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)

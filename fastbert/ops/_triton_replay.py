@@ -1,0 +1,149 @@
+"""The encoder in inference as CUDA graphs, one for each of a few shapes of batches (`cuda_graphs`).
+
+A batch is copied to where its shape's graph reads it, and its result is copied out. Rows are added up to the shape's
+number of tokens: what an earlier batch left there, as sequences of their own, so that nothing of them reaches another
+row. Sequences are added up to a power of two, most of them empty.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..cuda_graphs import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
+
+# T * H * H of the largest batch that replays: with more, a layer takes an H200 longer than its launches take the host
+# (0.2 ms), so that a graph gains nothing and the added rows cost 4 %. Counted, not measured.
+MOST_WORK = 4e9
+# Tokens of the largest batch that replays; each stream has two buffers of so many rows.
+MOST_TOKENS = 16384
+# The pass of a shape that is captured: a capture takes the host as long as several passes.
+CAPTURED_PASS = 4
+# Shapes whose graphs are kept, of which each has some megabytes; the one used longest ago is given up first.
+MOST_SHAPES = 64
+
+# (x, cu_seqlens, max_seqlen) -> the last hidden state, in the shape of x.
+Compute = Callable[[Tensor, Tensor, int], Tensor]
+
+
+class _Shape:
+    """One shape of batches: where its passes read and write.
+
+    Args:
+        x, out: (T, H).
+        sequences: B.
+        max_seqlen: the longest sequence that there may be.
+        replay: of its pass.
+    """
+
+    def __init__(self, x: Tensor, out: Tensor, sequences: int, max_seqlen: int, replay: Replay) -> None:
+        self._x, self._out, self._max_seqlen, self._replay = x, out, max_seqlen, replay
+        with torch.inference_mode(False):  # later passes may be outside of inference mode
+            self._bounds = torch.zeros(sequences + 1, dtype=torch.int32, device=x.device)
+            self._added = torch.arange(1, sequences + 2, dtype=torch.int32, device=x.device) * max_seqlen
+        self._passes = 0
+
+    def run(self, x: Tensor, cu_seqlens: Tensor, compute: Compute, stream: torch.cuda.Stream | None) -> Tensor:
+        """One pass of a batch that has at most this shape."""
+        tokens, bounds = len(x), len(cu_seqlens)
+        self._x[:tokens].copy_(x)
+        self._bounds[:bounds].copy_(cu_seqlens)
+        added = self._bounds[bounds:]
+        torch.add(self._added[: len(added)], tokens, out=added).clamp_(max=len(self._x))
+
+        def kernels() -> None:
+            self._out.copy_(compute(self._x, self._bounds, self._max_seqlen))
+
+        self._passes += 1
+        if stream is None or self._passes >= CAPTURED_PASS:
+            self._replay(kernels)
+        else:
+            with on_stream(stream):
+                kernels()
+        return self._out[:tokens].clone()
+
+
+class _Stream:
+    """The shapes used on one stream. They share their memory, since passes on a stream follow one another."""
+
+    def __init__(self, x: Tensor) -> None:
+        hidden = x.shape[1]
+        rows = min(MOST_TOKENS, int(MOST_WORK / hidden**2))
+        rows = rounded_up(rows, token_unit(rows, LEAST_TOKENS))
+        with torch.inference_mode(False):
+            self._x = torch.zeros(rows, hidden, dtype=x.dtype, device=x.device)
+            self._out = torch.empty_like(self._x)
+        self._side = torch.cuda.Stream(x.device) if x.is_cuda else None
+        self._pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
+        self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
+
+    def run(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, about: Hashable, compute: Compute) -> Tensor:
+        unit = token_unit(len(x), LEAST_TOKENS)
+        tokens = rounded_up(len(x), unit)
+        longest = rounded_length(max_seqlen, max(max_seqlen, MOST_TOKENS))
+        sequences = max(8, 1 << (len(cu_seqlens) - 2 + -(-unit // longest)).bit_length())
+        key = (tokens, sequences, longest, about)
+        if key not in self._shapes:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.popitem(last=False)
+            replay = Replay(self._side, self._pool, make_room=False)
+            self._shapes[key] = _Shape(self._x[:tokens], self._out[:tokens], sequences, longest, replay)
+        self._shapes.move_to_end(key)
+        return self._shapes[key].run(x, cu_seqlens, compute, self._side)
+
+
+class EncoderReplays:
+    """The graphs of one encoder."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._addresses: list[int] = []
+        self._streams: dict[Hashable, _Stream] = {}
+
+    def run(
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        weights: Sequence[Tensor],
+        about: Hashable,
+        compute: Compute,
+    ) -> Tensor | None:
+        """The last hidden state (T, H) in memory of its own, or None if this batch is to be computed as it is.
+
+        Args:
+            x: (T, H) contiguous, in the dtype of the products.
+            cu_seqlens: (B+1,) int32, on the same device.
+            max_seqlen: the length of the longest sequence.
+            weights: all that ``compute`` reads besides its arguments.
+            about: all else that decides which kernels it launches.
+            compute: launches the kernels, without waiting for the device.
+        """
+        if not _is_worth_it(x, cu_seqlens) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return None
+        # A graph reads weights by their addresses, so that new numbers there are seen, and other addresses are not.
+        addresses = [weight.data_ptr() for weight in weights]
+        key = (x.dtype, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else None)
+        with self._lock, torch.cuda.device(x.get_device()):  # -1, of the host, changes nothing
+            if addresses != self._addresses:
+                self._addresses, self._streams = addresses, {}
+            if key not in self._streams:
+                self._streams[key] = _Stream(x)
+            return self._streams[key].run(x, cu_seqlens, max_seqlen, (about, _product_settings()), compute)
+
+
+def _is_worth_it(x: Tensor, cu_seqlens: Tensor) -> bool:
+    tokens, hidden = x.shape
+    return 0 < tokens <= MOST_TOKENS and tokens * hidden**2 <= MOST_WORK and len(cu_seqlens) > 1
+
+
+def _product_settings() -> tuple:
+    """Torch's settings that choose a product's kernel."""
+    matmul = torch.backends.cuda.matmul
+    # From torch 2.9 on, allow_tf32 cannot be read once fp32_precision was set.
+    precision = matmul.fp32_precision if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return precision, matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction

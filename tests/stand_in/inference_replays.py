@@ -1,0 +1,27 @@
+"""python inference_replays.py: inference passes of two shapes, captured and replayed, and the model changed between."""
+
+from __future__ import annotations
+
+import stand_in_gpu  # noqa: F401  (before torch)
+import test_triton_replay
+import torch
+
+from fastbert import ops
+from fastbert.ops import _triton_replay
+
+assert test_triton_replay.DEVICE == "cuda"
+_triton_replay.LEAST_TOKENS, _triton_replay.CAPTURED_PASS = 8, 2
+replays, replay = [], torch.cuda.CUDAGraph.replay
+torch.cuda.CUDAGraph.replay = lambda captured: (replays.append(captured), replay(captured))
+with ops.backend("triton"):
+    bert = test_triton_replay.model()
+    for scale in (1.0, 0.5):
+        with torch.no_grad():
+            for parameter in bert.parameters():
+                parameter.mul_(scale)
+        for lengths in ((5, 4), (3, 8), (7,), (2, 4)):
+            expected = test_triton_replay.states(bert, *lengths, graphs=False)
+            test_triton_replay.close(test_triton_replay.states(bert, *lengths), expected)
+assert len(replays) == 6, replays
+assert len(set(map(id, replays))) == 2
+print("equal")
