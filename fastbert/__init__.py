@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .modules.quantized import quantize as quantize
     from .ops import backend as backend
     from .ops import batch_invariant as batch_invariant
+    from .ops import cuda_graphs as cuda_graphs
     from .packing import PackedBatch as PackedBatch
 
 # Before torch runs its first matrix product: see hardware.cap_onednn.
@@ -82,6 +83,7 @@ _LAZY = {
     "quantize": "modules.quantized",
     "backend": "ops",
     "batch_invariant": "ops",
+    "cuda_graphs": "ops",
     "environment": "_environment",
 }
 _SUBMODULES = ("ops", "optim", "packing", "errors", "data", "models", "tasks", "train")

@@ -4,11 +4,11 @@
 #     benchmarks/gpu/run.sh OUTDIR [--only PART,PART] [--budget SECONDS] [--lengths FILE.csv] [--dry-run]
 #
 # Builds the extension where it is not built yet, then runs the parts, the most important first: ceilings, training and
-# finetuning (beside transformers), profile, checks, kernels, peers (training by other systems), inference, sanitizer,
-# settings, memory. Rows are appended to OUTDIR/results.jsonl as they come, so a killed run keeps what it has; run
-# again, it goes on with what is missing. What crashes, hangs or breaks the device is a row that says so, and the rest
-# goes on in another process. At the end, and after every part, OUTDIR/<gpu>/<date>.json and .md hold all of it, and a
-# run on a GPU puts the two into benchmarks/results too.
+# finetuning (beside transformers), profile, checks, kernels, peers (training by other systems), latency (small batches
+# in inference), inference, sanitizer, settings, memory. Rows are appended to OUTDIR/results.jsonl as they come, so a
+# killed run keeps what it has; run again, it goes on with what is missing. What crashes, hangs or breaks the device is a
+# row that says so, and the rest goes on in another process. At the end, and after every part, OUTDIR/<gpu>/<date>.json
+# and .md hold all of it, and a run on a GPU puts the two into benchmarks/results too.
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p "$1"

@@ -21,6 +21,7 @@ import checks
 import cuda_kernels
 import fp8_kernels
 import kernels
+import latency
 import memory_settings
 import settings
 import step_profile
@@ -191,6 +192,11 @@ def parts(results: Results, histogram, dry: bool) -> dict:
                     name = f"inference {model} {workload} {system}"
                     results.measure(name, steps.inference, model, workload, system, histogram, dry)
 
+    def of_latency() -> None:
+        for workload in latency.LENGTHS:
+            for system in latency.SYSTEMS:
+                results.measure(f"latency base {workload} {system}", latency.latency, "base", workload, system, dry)
+
     def of_kernels() -> None:
         for name, function in kernels.measurements(dry):
             results.measure(f"kernel {name}", function)
@@ -219,6 +225,7 @@ def parts(results: Results, histogram, dry: bool) -> dict:
         "checks": correctness,
         "kernels": of_kernels,
         "peers": lambda: of_training(steps.SYSTEMS[2:]),
+        "latency": of_latency,
         "inference": inference,
         "sanitizer": sanitizer,
         "settings": of_settings,

@@ -79,6 +79,7 @@ def render(document: dict) -> str:
 _PARTS = {
     "training": ("sequences/s", "tokens/s", "TFLOP/s", "MFU", "of product", "peak GiB", "loss"),
     "finetuning": ("ms", "sequences/s", "tokens/s"),
+    "latency": ("ms", "sequences/s", "largest error"),
     "inference": ("sequences/s", "tokens/s", "TFLOP/s", "largest error"),
     "kernel": (
         "forward ms",

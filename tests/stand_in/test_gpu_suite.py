@@ -60,5 +60,16 @@ def test_steps_are_measured_and_checked(rehearse):
 
 
 @pytest.mark.slow
+def test_small_batches_are_measured(rehearse):
+    rows = rehearse("latency", backend="auto")
+    errors = {name: row["largest error"] for name, row in rows.items() if name.startswith("latency ")}
+    assert len(errors) == 12
+    assert all(0 < error < 0.05 for error in errors.values()), errors
+    assert errors["latency base 8 x 32 fastbert graphs"] == pytest.approx(
+        errors["latency base 8 x 32 fastbert"], rel=0.5
+    )
+
+
+@pytest.mark.slow
 def test_every_op_runs_where_the_sanitizer_will_look(rehearse):
     assert rehearse("sanitizer", backend="auto")["check compute-sanitizer memcheck"]["out"] == "every op ran once"
