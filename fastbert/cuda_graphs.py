@@ -92,7 +92,7 @@ def _nothing_collected(collect_before: bool) -> Iterator[None]:
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Runs a block on a side stream, as torch requires before and during a capture."""
+    """Runs a block on a side stream, which torch requires of a capture and of the passes before it."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield

@@ -49,7 +49,7 @@ class Stepper:
         reason = shaped_steps.why_not(engine)
         if reason is not None:
             if wanted == "on":
-                raise InputError(f"cuda_graph: on cannot be had: {reason}")
+                raise InputError(f"cuda_graph: on is not possible: {reason}")
             return None
         config, settings = self.config, self.model.config
         rows = 1 if config.token_budget is not None else config.batch_size

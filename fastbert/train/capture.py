@@ -1,4 +1,4 @@
-"""What captured training steps share: the place in the stream of dropout, in device memory."""
+"""What captured training steps share (`graph`, `shaped_steps`): the seed and offset of dropout, in device memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from .engine import LocalEngine
 
 
 class RandomPlace:
-    """The place in the stream of dropout, in device memory: a graph's kernels read it there, where the host's number
-    would stay that of the capture.
+    """The seed and offset of dropout in device memory. A number from the host would stay as it was at the capture.
 
     Args:
-        device: of the model.
+        device: the model's device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -21,27 +20,27 @@ class RandomPlace:
         self._known_for: int | None = None
 
     def follow(self, engine: LocalEngine) -> None:
-        """Writes the engine's place where it is not that after the last `passed`: at the start, after a checkpoint was
-        loaded, or another step between."""
+        """Copies the engine's seed and offset to the device if the offset is not the one after the last `passed`: at
+        the start, and after a checkpoint was loaded or a step was made without this object."""
         if self._known_for != engine.micro_step:
             self._place.copy_(torch.tensor([_signed(engine.seed), engine.micro_step]))
             self._known_for = engine.micro_step
 
     def key(self, engine: LocalEngine) -> rng.DropoutKey:
-        """What a forward pass draws by."""
+        """The key of the next forward pass."""
         return rng.DropoutKey(engine.seed, engine.micro_step, self._place)
 
     def advance(self) -> None:
-        """The next forward pass is another; on the device, within a graph."""
+        """Moves on to the next forward pass, on the device; part of the captured step."""
         self._place[1] += 1
 
     def passed(self, engine: LocalEngine) -> None:
-        """The same on the host, after a pass or its replay."""
+        """Moves on to the next forward pass, on the host; called after each pass or replay."""
         engine.micro_step += 1
         self._known_for = engine.micro_step
 
 
 def _signed(seed: int) -> int:
-    """64 bits as torch's int64 holds them."""
+    """The low 64 bits of a seed, as int64."""
     seed &= (1 << 64) - 1
     return seed - (1 << 64) if seed >> 63 else seed

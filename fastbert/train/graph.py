@@ -1,13 +1,13 @@
-"""A training step of fixed shape that the host only starts: on a CUDA device, one graph launch.
+"""Pre-training steps of fixed shape, captured in CUDA graphs.
 
-Launching the thousand kernels of a step one by one takes the host longer than small batches take the device. Batches
-of one shape (`data.budget`) make the step a constant sequence of kernels on constant addresses, which is captured once
-and replayed. So everything that changes from step to step lies in device memory: the batch, its share of the step's
-labels, the place in the stream of dropout, the learning rate, the loss scale, the step counts, the verdict on the
-gradients (`engine.update`) and the sums behind the lines of the log. Nothing waits for the device before a line is
-written.
+Launching the thousand kernels of a step one by one takes the host longer than a small batch takes the device. If all
+batches have one shape (`data.budget`), a step is a constant sequence of kernels on constant addresses, so it can be
+captured once and replayed. Everything that changes from step to step is therefore in device memory: the batch, its
+share of the step's labels, the seed and offset of dropout, the learning rate, the loss scale, the step counts, the
+decision to skip (`engine.update`), and the sums from which log lines are made. The host does not wait for the device
+until a line is written.
 
-Without a CUDA device the same functions are called where they would be replayed, which is how they are tested.
+Without a CUDA device the same functions are called directly instead of replayed, which is how they are tested.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .capture import RandomPlace
 from .config import PretrainConfig
 from .engine import LocalEngine
 
-# Steps that run as they are before the capture: libraries make their workspaces and kernels are compiled in them.
+# Steps that run uncaptured first, in which libraries allocate their workspaces and kernels are compiled.
 _WARM_UP = 3
 
 
 def why_not(device: torch.device) -> str | None:
-    """None where a step can be captured on this device, else why not, in words."""
+    """None if a step can be captured on this device, otherwise the reason, in words."""
     if device.type != "cuda":
         return f"CUDA graphs need a CUDA device, got {device}"
     x = torch.empty(1, 8, device=device)
@@ -40,15 +40,15 @@ def why_not(device: torch.device) -> str | None:
         serving = _dispatch.choose("dropout", x, rng.Dropout(0.5, 0, 0, 0)).backend
     except BackendError as error:
         return str(error)
-    # Only these kernels read their place in the random stream from device memory.
-    return None if serving == "triton" else f"dropout is served by backend {serving}, whose bits a replay would repeat"
+    # Only the Triton kernels read the seed and offset of dropout from device memory.
+    return None if serving == "triton" else f"dropout of backend {serving} would drop the same elements in all replays"
 
 
 def wanted_in(config: PretrainConfig, engine: LocalEngine) -> bool:
     """Whether a run has steps of fixed shape.
 
     Raises:
-        InputError, BackendError: ``cuda_graph: on`` beside something that a captured step cannot have.
+        InputError: ``cuda_graph: on`` with an option, engine, model or device that does not allow captured steps.
     """
     if config.cuda_graph == "off":
         return False
@@ -58,7 +58,7 @@ def wanted_in(config: PretrainConfig, engine: LocalEngine) -> bool:
     if config.cuda_graph == "auto":
         return reason is None and engine.device.type == "cuda"
     if reason is not None:
-        raise InputError(f"cuda_graph: on cannot be had: {reason}")
+        raise InputError(f"cuda_graph: on is not possible: {reason}")
     return True
 
 
@@ -75,38 +75,39 @@ def _option_in_the_way(config: PretrainConfig, engine: LocalEngine) -> str | Non
 
 
 class StaticStep:
-    """Optimiser steps on batches of one shape; takes the place of `LocalEngine.backward` and ``step``.
+    """Optimiser steps on batches of one shape, in place of `LocalEngine.backward` and ``step``.
 
     Args:
-        engine: with its decisions on the device (`LocalEngine.decide_on_device`).
-        shape: of every batch.
+        engine: one that decides on the device (`LocalEngine.decide_on_device`).
+        shape: the shape of every batch.
         pairs: whether batches have next-sentence labels.
-        accumulate: micro-batches in a step; a single one makes the whole step one graph.
+        accumulate: micro-batches per step; if it is 1, the whole step is one graph.
     """
 
     def __init__(self, engine: LocalEngine, shape: BatchShape, *, pairs: bool = True, accumulate: int = 1) -> None:
         self.engine, self.accumulate = engine, accumulate
         device = engine.device
         self._batch = _empty_batch(shape, pairs, device)
-        # Of the micro-batch: its share of the step's labels and pairs, and how many they are.
+        # The micro-batch's shares of the step's labels and pairs, and its numbers of labels and pairs.
         self._shares = torch.zeros(4, dtype=torch.float64, device=device)
         self._random = RandomPlace(device)
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._captures = device.type == "cuda"
         self._done = 0
-        # One stream for the warm-up and the captures: each has memory of its own, of a whole step and for cuBLAS.
+        # Warm-up and captures share a stream: with two, a step's memory and cuBLAS's workspace would be held twice.
         self._stream = torch.cuda.Stream(device) if self._captures else None
         pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._whole, self._first, self._next, self._update = (Replay(self._stream, pool) for _ in range(4))
 
     def run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
-        """One step; returns the norm of the gradient before clipping, () float32 on the device.
+        """Makes one step; returns the norm of the gradient before clipping, () float32 on the device.
 
         Args:
-            batches: ``accumulate`` of them, on the host. Losses are weighted as if they were one batch.
+            batches: ``accumulate`` micro-batches on the host. Losses are weighted as if they were one batch.
             lr: the learning rate.
         """
-        # Streams are of the current device, which the model's need not be; -1, of the host, changes nothing.
+        # Streams belong to the current device, which need not be the model's. For the CPU get_device() is -1, which
+        # changes nothing.
         with torch.cuda.device(self._sums.get_device()):
             return self._run(batches, lr)
 
@@ -117,8 +118,8 @@ class StaticStep:
         self._random.follow(engine)
         warm = self._captures and self._done < _WARM_UP
         if self._captures and self._done in (0, _WARM_UP):
-            # Gradients of an earlier graph, whose memory keeps those of its last step, and what the warm-up left must
-            # not be what this step adds to: the first backward pass writes.
+            # Without gradients the first backward pass writes instead of adding. It must not add to those of an earlier
+            # graph, whose memory still holds its last step's, nor to what the warm-up left.
             engine.optimizer.zero_grad(set_to_none=True)
         with on_stream(self._stream) if warm else torch.autograd.set_grad_enabled(True):
             for number, batch in enumerate(batches):
@@ -138,14 +139,14 @@ class StaticStep:
         return engine.norm.clone()
 
     def take_sums(self) -> Tensor:
-        """(5,) float64 sums of loss, masked-LM and next-sentence losses, and of right answers of both kinds, since the
-        last call; on the device."""
+        """(5,) float64 on the device: sums since the last call of the loss, the masked-LM losses, the next-sentence
+        losses, and the correct predictions of either kind."""
         sums = self._sums.clone()
         self._sums.zero_()
         return sums
 
     def _load(self, batch: StaticBatch, labels: int, pairs: int) -> None:
-        """Copies a batch to where the step reads it; from pinned memory nothing waits."""
+        """Copies a batch into the tensors that the step reads, from pinned memory, so that the host does not wait."""
         shares = [batch.num_labels / labels, batch.num_pairs / pairs, batch.num_labels, batch.num_pairs]
         for target, source in (
             *((getattr(self._batch, name), getattr(batch, name)) for name in _tensors(self._batch)),
@@ -154,7 +155,7 @@ class StaticStep:
             target.copy_(source.pin_memory() if self._captures else source, non_blocking=True)
 
     def _micro_step(self) -> None:
-        """Forward and backward of the batch in place."""
+        """Forward and backward pass of the batch that was loaded."""
         engine, batch = self.engine, self._batch
         with rng.use(self._random.key(engine)), engine.autocast():
             out = engine.model(batch)
@@ -178,7 +179,7 @@ class StaticStep:
 
 
 def make(engine: LocalEngine, shape: BatchShape, *, pairs: bool, accumulate: int) -> StaticStep:
-    """A `StaticStep`, with all that must be there before a capture."""
+    """Makes a `StaticStep`, and the optimiser's state, which has to exist before a capture."""
     if not engine.on_device:
         engine.decide_on_device()
     optim.prepare(engine.optimizer)

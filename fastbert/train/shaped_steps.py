@@ -1,12 +1,13 @@
-"""Fine-tuning steps that the host only starts: batches are filled up to a few shapes, with one CUDA graph for each.
+"""Fine-tuning steps in CUDA graphs: batches are padded to a few shapes, each of which has a graph.
 
-A batch of a fine-tuning has so few tokens that launching its thousand kernels takes the host several times as long as a
-GPU needs for them. Its size is another in every step, so that it is rounded up: tokens to a sixteenth of the next power
-of two, the longest sequence to 64, 128, 256 and so on. What is added are sequences of padding whose labels count for
-nothing, 4 % of the tokens on average. A shape's first step runs as it is, its second is captured, later ones are
-replayed. The losses and gradients are those of the batch itself, up to the order in which a product sums its tokens.
+A fine-tuning batch has so few tokens that launching its thousand kernels takes the host several times as long as a GPU
+needs to run them. Batches differ in size, so sizes are rounded up: the number of tokens to a multiple of a sixteenth of
+the next power of two, the longest sequence to 64 or a multiple of 128. The added tokens, 4 % on average, are sequences
+of padding whose labels do not count. The first step of a shape runs uncaptured, the second is captured, later ones are
+replayed. Losses and gradients are those of the batch itself, except for the order in which matrix products sum over
+tokens.
 
-Without a CUDA device the same functions are called where they would be replayed, which is how they are tested.
+Without a CUDA device the same functions are called directly instead of replayed, which is how they are tested.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from . import graph
 from .capture import RandomPlace
 from .engine import LocalEngine
 
-# What the labels of added sequences are: no class, and a place past the end of every sequence.
+# The labels of added sequences: the index that the loss ignores, and a position past the end of every sequence.
 _FILLINGS = {"labels": -100, "start_positions": 1 << 30, "end_positions": 1 << 30}
 _LEAST = LEAST_TOKENS
 
 
 def why_not(engine: LocalEngine) -> str | None:
-    """None where the steps of an engine can have fixed shapes, else why not, in words."""
+    """None if the steps of an engine can have fixed shapes, otherwise the reason, in words."""
     if type(engine) is not LocalEngine:
         return "steps of several processes are not captured"
     if not getattr(engine.model, "fixed_shapes", True) or getattr(engine.model, "bilstm", None) is not None:
@@ -40,11 +41,11 @@ def why_not(engine: LocalEngine) -> str | None:
 
 
 def shape_of(batch: PackedBatch, sequences: int, longest: int) -> BatchShape:
-    """The shape that a batch is filled up to.
+    """The shape that a batch is padded to.
 
     Args:
-        sequences: as many as a full batch has; a batch may have more.
-        longest: the longest sequence that the model takes.
+        sequences: the number of sequences in a full batch; a batch may have more.
+        longest: the length of the longest sequence that the model accepts, in tokens.
     """
     longest = max(longest, batch.max_seqlen)
     max_seqlen = rounded_length(batch.max_seqlen, longest)
@@ -55,7 +56,7 @@ def shape_of(batch: PackedBatch, sequences: int, longest: int) -> BatchShape:
 
 @dataclass
 class _Place:
-    """Where the steps of one shape read their batch."""
+    """The tensors from which the steps of one shape read their batch, and the graph of these steps."""
 
     batch: PackedBatch
     labels: dict[str, Any]
@@ -64,13 +65,13 @@ class _Place:
 
 
 class ShapedSteps:
-    """Takes the place of `LocalEngine.backward` and ``step`` for batches whose labels can be filled up.
+    """Optimiser steps in place of `LocalEngine.backward` and ``step``, for batches whose labels can be padded.
 
     Args:
-        engine: its decisions are moved to the device.
-        rows: of a full batch; a row may be several sequences, the choices of a question.
-        longest: the longest sequence that the model takes.
-        pad_id: the id of padding.
+        engine: the engine; from now on it decides on the device (`LocalEngine.decide_on_device`).
+        rows: the number of rows in a full batch; a row may be several sequences, such as the choices of a question.
+        longest: the length of the longest sequence that the model accepts, in tokens.
+        pad_id: the id of the padding token.
     """
 
     def __init__(self, engine: LocalEngine, rows: int, longest: int, pad_id: int = 0) -> None:
@@ -84,11 +85,11 @@ class ShapedSteps:
         self._random = RandomPlace(device)
         self._loss = torch.zeros((), device=device)
         self._places: dict[tuple, _Place] = {}
-        # The update's tables need a step that was not captured before each capture.
+        # The optimiser's tables of addresses require an uncaptured step before each capture.
         self._may_capture = False
 
     def takes(self, batch: PackedBatch, labels: dict[str, Any]) -> bool:
-        """Whether the labels of a batch can be filled up so that what is added counts for nothing."""
+        """Whether the labels of a batch can be padded with values that do not count."""
         if batch.mlm_labels is not None or batch.nsp_labels is not None or not batch.num_sequences:
             return False
         choices = labels.get("num_choices", 1)
@@ -99,17 +100,18 @@ class ShapedSteps:
         return all(x.dtype == torch.int64 and x.dim() == 1 and len(x) in sizes for x in tensors.values())
 
     def run(self, batch: PackedBatch, labels: dict[str, Any], lr: float, options: dict[str, Any]) -> Tensor:
-        """One step.
+        """Makes one step.
 
         Args:
-            batch, labels: on the host; `takes` them.
+            batch, labels: on the host; `takes` must be true of them.
             lr: the learning rate.
-            options: more arguments of the model, the same in every call.
+            options: further arguments of the model, the same in every call.
 
         Returns:
-            (2,) float32 on the device, the loss and the norm of the gradient before clipping.
+            (2,) float32 on the device: the loss, and the norm of the gradient before clipping.
         """
-        # Streams are of the current device, which the model's need not be; -1, of the host, changes nothing.
+        # Streams belong to the current device, which need not be the model's. For the CPU get_device() is -1, which
+        # changes nothing.
         with torch.cuda.device(self._loss.get_device()):
             return self._run(batch, labels, lr, options)
 
@@ -121,7 +123,7 @@ class ShapedSteps:
         def step() -> None:
             self._step(place, options)
 
-        # Gradients of an earlier step must not be what this one adds to: its backward pass writes.
+        # Without gradients the backward pass writes instead of adding to those of an earlier step.
         engine.optimizer.zero_grad(set_to_none=True)
         if place.replay.is_captured or (self._captures and place.steps and self._may_capture):
             self._may_capture = self._may_capture and place.replay.is_captured
@@ -132,7 +134,7 @@ class ShapedSteps:
             self._may_capture = True
         else:
             step()
-        # Memory of the graphs that the next one can take: a replay does not ask for it.
+        # Frees the gradients' memory in the graphs' pool, which the next capture can then use; a replay needs none.
         engine.optimizer.zero_grad(set_to_none=True)
         place.steps += 1
         self._random.passed(engine)
@@ -149,10 +151,11 @@ class ShapedSteps:
         engine.update()
 
     def _load(self, batch: PackedBatch, labels: dict[str, Any]) -> _Place:
-        """Copies a batch, filled up, to where the steps of its shape read it; from pinned memory nothing waits."""
+        """Copies a padded batch into the tensors that steps of its shape read, from pinned memory, so that the host
+        does not wait."""
         choices = labels.get("num_choices", 1)
         shape = shape_of(batch, self._rows * choices, self._longest)
-        # Whole questions are added.
+        # Only whole questions are added.
         shape = replace(shape, sequences=-(-shape.sequences // choices) * choices)
         filled = fill_up(batch, shape, self._pad_id)
         tensors = {name: x for name, x in labels.items() if name != "num_choices"}

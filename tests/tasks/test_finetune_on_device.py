@@ -63,5 +63,5 @@ def test_a_gradient_that_stays_not_finite_ends_the_training(directory, tmp_path,
 
 
 def test_shapes_that_cannot_be_had_are_refused(directory, tmp_path):
-    with pytest.raises(InputError, match="cuda_graph: on cannot be had: the layers of this BertForSequenceClass"):
+    with pytest.raises(InputError, match="cuda_graph: on is not possible: the layers of this BertForSequenceClass"):
         finetune_runs.run(directory, tmp_path / "out", cuda_graph="on", prepare=lambda task: setattr(task, "bilstm", 4))
