@@ -35,7 +35,7 @@ _log = logging.getLogger("fastbert")
 _WEIGHTS, _OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 _STATE, _MANIFEST = "state.json", "manifest.json"
 FORMAT = 2
-# The files of tensors of each format that is read.
+# The tensor files of each format that can be read.
 _TENSORS = {1: ("tensors.safetensors",), FORMAT: (_WEIGHTS, _OPTIMIZER)}
 _OF_OPTIMIZER = "optimizer."
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
@@ -317,7 +317,7 @@ def restore_optimizer(
     unknown = set(by_name) - {name for name, _ in named_parameters}
     if unknown:
         raise CheckpointError(f"optimizer state must be of this model's parameters, got {sorted(unknown)[:3]}")
-    # torch's own optimisers count their steps in a tensor on the CPU, unless the GPU is to read it.
+    # torch's own optimisers keep their step counts in CPU tensors, unless they are fused or capturable.
     groups = optimizer.param_groups
     counts_there = {p for g in groups if g.get("fused") or g.get("capturable") for p in g["params"]}
     for name, parameter in named_parameters:

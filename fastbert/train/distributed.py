@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger("fastbert")
 
-# Processes of one start come within seconds; machines that load an image first may take minutes.
+# Processes that are started together meet within seconds; machines that first load an image may take minutes.
 _WAIT_TOLD_AFTER_S = 60.0
 
 _meetings = itertools.count()
@@ -48,7 +48,7 @@ class World:
 
 
 def launched() -> World:
-    """The process as the launcher describes it. Raises InputError if a variable is no number, or out of range."""
+    """This process, by the launcher's variables. Raises InputError if one is not a number, or out of range."""
     words = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     if words["RANK"] is None or words["WORLD_SIZE"] is None:
         return World()
@@ -57,7 +57,7 @@ def launched() -> World:
         world = World(rank, size, int(words["LOCAL_RANK"] or 0))
     except ValueError:
         raise InputError(f"RANK, WORLD_SIZE and LOCAL_RANK must be numbers, got {words}") from None
-    if not 0 <= rank < size:  # all would wait for the one that is missing
+    if not 0 <= rank < size:  # the others would wait for the missing rank
         raise InputError(f"RANK must be at least 0 and below WORLD_SIZE, got {rank} of {size}")
     return world
 
@@ -92,7 +92,7 @@ def joined(always: bool = False) -> Iterator[World]:
         torch.cuda.set_device(world.local_rank)
     # Counts are reduced on the CPU, gradients where they are.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    unsaid = "LOCAL_RANK" not in os.environ  # which DeepSpeed reads without a launcher too
+    unsaid = "LOCAL_RANK" not in os.environ  # DeepSpeed reads it, even without a launcher
     if unsaid:
         os.environ["LOCAL_RANK"] = str(world.local_rank)
     try:

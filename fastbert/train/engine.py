@@ -61,7 +61,7 @@ class LocalEngine:
 
     world = World()
     loss_scale = 1.0
-    # Whether ops may add to gradients themselves (`ops.gradients_in_place`); not if something waits for autograd's.
+    # Whether ops may add to gradients themselves (`ops.gradients_in_place`); not if hooks on autograd's gradients run.
     gradients_in_place = True
 
     def __init__(
@@ -99,7 +99,7 @@ class LocalEngine:
         self.on_device = True
         self._lr = torch.zeros(1, device=self.device)
         self.norm = torch.zeros((), device=self.device)
-        # Skipped steps; steps skipped in a row that no loss scale could save; the most of those since `settle`.
+        # Skipped steps; steps in a row that no loss scale could have saved; the most of the latter since `settle`.
         self._counts = torch.zeros(3, dtype=torch.int64, device=self.device)
 
     def autocast(self) -> AbstractContextManager:
@@ -251,8 +251,9 @@ class LocalEngine:
         if "deepspeed" in state:
             form = state["deepspeed"]
             raise CheckpointError(
-                f"{path}: was written under DeepSpeed (ZeRO stage {form['stage']}), whose shards only it reads, "
-                f"expected one written without; go on with --zero {form['stage']}, or start a new run from its model"
+                f"{path}: was written under DeepSpeed (ZeRO stage {form['stage']}), expected one written without, "
+                f"since only DeepSpeed reads its shards; go on with --zero {form['stage']}, or start a new run from "
+                "its model"
             )
         weights = {name: value.data for name, value in self.model.named_parameters()}
         names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
@@ -275,7 +276,7 @@ class LocalEngine:
 
     def _restore_counters(self, state: dict) -> None:
         self.micro_step, self.skipped = state["micro_step"], state["skipped"]
-        if "loss_scale" in state:  # not where the run went on from another precision
+        if "loss_scale" in state:  # not in a checkpoint of a run in another precision
             self.scale.restore(state["loss_scale"])
             self.loss_scale = float(self.scale.scale)
 

@@ -1,7 +1,8 @@
 """Dynamic loss scaling for float16 (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2).
 
-Gradients below 6e-8 are zero in float16, so the loss is multiplied before the backward pass and the gradients are
-divided after it. A scale that makes them overflow is halved and the step left out; after many good steps it is doubled.
+Gradients below 6e-8 underflow to zero in float16, so the loss is multiplied by a scale before the backward pass, and
+gradients are divided by it afterwards. If they overflow, the step is skipped and the scale halved; after many good
+steps it is doubled.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ _FIRST, _LEAST, _MOST = 2.0**16, 1.0, 2.0**24
 
 
 class LossScale:
-    """The scale and its history, on the device: whether a step counts is decided where the gradients are.
+    """The scale and its history, in tensors on the device, so that the host need not wait for the gradients.
 
-    Where several processes train one model, each must be given the verdict on the gradients of all of them; then all
+    If several processes train one model, each must be told whether the gradients of all of them are finite; then all
     scales stay equal.
 
     Args:
-        device: of the losses.
+        device: the device of the losses.
         enabled: False keeps the scale at 1.
-        interval: good steps in a row after which the scale is doubled.
+        interval: the number of good steps in a row after which the scale is doubled.
+
+    Attributes:
+        scale, inverse: (1,) float32, the scale and its reciprocal.
     """
 
     def __init__(self, device: torch.device, enabled: bool, interval: int = 2000) -> None:
@@ -31,15 +35,18 @@ class LossScale:
         self._good = torch.zeros(1, dtype=torch.int32, device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss to run backward from."""
+        """The loss times the scale, for the backward pass."""
         return loss * self.scale[0].to(loss.dtype) if self.enabled else loss
 
     @torch.no_grad()
     def update(self, finite: Tensor) -> Tensor:
-        """Learns whether the gradients of a step were finite, () of any dtype; waits for nothing.
+        """Updates the scale after a step, without waiting for the device.
+
+        Args:
+            finite: () of any dtype, on the device; whether the gradients were finite.
 
         Returns:
-            () bool: the step failed and no smaller scale is left to try.
+            () bool: whether they were not, and no smaller scale is left to try.
         """
         finite = finite.bool()
         if not self.enabled:
@@ -54,11 +61,11 @@ class LossScale:
         return hopeless
 
     def state(self) -> dict:
-        """What a checkpoint keeps; waits for the device."""
+        """What a checkpoint stores; waits for the device."""
         return {"scale": float(self.scale), "good": int(self._good)}
 
     def restore(self, state: dict) -> None:
-        """Goes on from `state`; memory that a captured step uses is kept."""
+        """Restores `state` in place, since a captured step reads these tensors."""
         if self.enabled:
             self.scale.fill_(state["scale"])
             self.inverse.copy_(1.0 / self.scale)

@@ -1,4 +1,4 @@
-"""The precision policy of training: in which types a forward pass multiplies, and what of it outlasts a step."""
+"""The precision of training: the types in which a forward pass computes, and the state of 8-bit scales."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .. import fp8
 from ..errors import BackendError, CheckpointError
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-# The first NVIDIA GPUs whose matrix units take 8-bit floats are Ada's (8.9) and Hopper's (9.0).
+# The first NVIDIA GPUs whose tensor cores multiply 8-bit floats are Ada (8.9) and Hopper (9.0).
 _LEAST_CAPABILITY = (8, 9)
 _HISTORY = "fp8.history"
 
 
 def why_no_fp8(device: torch.device) -> str | None:
-    """None where 8-bit products can be had on this device, else why not; a CPU computes them too, slowly."""
+    """None if the device can compute 8-bit products, otherwise the reason. A CPU emulates them, slowly."""
     if device.type == "cpu":
         return None
     if device.type != "cuda" or torch.version.cuda is None:
-        return f"they are for NVIDIA GPUs and CPUs, got {device}"
+        return f"they need an NVIDIA GPU or a CPU, got {device}"
     found = torch.cuda.get_device_capability(device)
     if found >= _LEAST_CAPABILITY:
         return None
@@ -32,18 +32,18 @@ def why_no_fp8(device: torch.device) -> str | None:
 
 
 class Precision:
-    """What a setting of ``precision`` means for one model.
+    """The precision in which one model is trained.
 
-    fp8 is bf16 in which the dense layers of the encoder multiply 8-bit floats in training (`fastbert.fp8`). An
-    evaluation is in bf16: what it measures is what the weights are worth to those who use them.
+    fp8 is bf16 in which the encoder's dense layers multiply 8-bit floats in training (`fastbert.fp8`). Evaluation is in
+    bf16, so that it measures the weights as they will be used.
 
     Args:
         name: fp32, bf16, fp16 or fp8.
-        model, device: what is trained, and where.
+        model, device: the model, and the device on which it is trained.
 
     Raises:
-        BackendError: the device has no 8-bit products.
-        InputError: the model has no layer for them.
+        BackendError: fp8, on a device without 8-bit products.
+        InputError: fp8, for a model without layers that can use them.
     """
 
     def __init__(self, name: str, model: nn.Module, device: torch.device) -> None:
@@ -52,32 +52,40 @@ class Precision:
         if name == "fp8":
             reason = why_no_fp8(device)
             if reason is not None:
-                raise BackendError(f"precision fp8 has no 8-bit products on this device: {reason}")
+                raise BackendError(f"precision fp8: this device has no 8-bit products: {reason}")
             from ..modules.fp8 import policy
 
             self.fp8 = policy(model)
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """While the block runs, forward passes compute in the precision."""
+        """A context in which forward passes compute in this precision."""
         dtype = self._dtype or torch.bfloat16
         with torch.autocast(self._device.type, dtype, enabled=self._dtype is not None), fp8.use(self.fp8):
             yield
 
     def end_step(self, over_ranks: Callable[[Tensor], object] | None) -> None:
-        """After each step, also one that was skipped: new scales; `fp8.Scales.end_step`."""
+        """Updates the scales of 8-bit tensors; called after each step, also after one that was skipped.
+
+        Args:
+            over_ranks: as in `fp8.Scales.end_step`.
+        """
         if self.fp8 is not None:
             self.fp8.scales.end_step(over_ranks)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps; the same on all ranks."""
+        """What a checkpoint stores; the same on all ranks."""
         return {} if self.fp8 is None else {_HISTORY: self.fp8.scales.history}
 
     def restore(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        """Puts back what `state` gave; after a run in another precision scales begin anew.
+        """Restores what `state` returned. Without it, in a checkpoint of another precision, scales start afresh.
+
+        Args:
+            path: the checkpoint, for errors.
+            tensors: its tensors.
 
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: the checkpoint is of another model.
         """
         history = tensors.get(_HISTORY)
         if self.fp8 is None or history is None:

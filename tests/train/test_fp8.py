@@ -193,5 +193,5 @@ def test_what_cannot_be_had_is_refused_in_words(tiny_model, recipe, monkeypatch)
         precision.Precision("fp8", model, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert precision.why_no_fp8(torch.device("cuda")) is None
-    with pytest.raises(BackendError, match="NVIDIA GPUs and CPUs, got meta"):
+    with pytest.raises(BackendError, match="an NVIDIA GPU or a CPU, got meta"):
         precision.Precision("fp8", model, torch.device("meta"))

@@ -184,7 +184,7 @@ def test_a_precision_that_deepspeed_does_not_find_on_the_machine_is_refused(data
 
     fp16_anywhere.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _self: False)
     config = pretraining_runs.config(data, tmp_path / "run", zero=1, precision="fp16", **STEPS)
-    with pytest.raises(InputError, match="precision fp16 does not go with DeepSpeed on this machine, whose cpu"):
+    with pytest.raises(InputError, match=r"precision fp16 does not go with DeepSpeed on this machine: .* the cpu"):
         zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
     assert not (tmp_path / "run").exists()
 

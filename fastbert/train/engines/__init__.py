@@ -1,4 +1,4 @@
-"""What runs a training step, one file an engine; all have the verbs of `fastbert.train.engine.LocalEngine`."""
+"""The engines that run a training step, one per file, all with the interface of `fastbert.train.engine.LocalEngine`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ def make(
 
     Args:
         deepspeed: a configuration (`deepspeed_config.configuration`), to train under DeepSpeed.
-        idle: parameters of which no loss will have a gradient.
+        idle: parameters that get no gradient from any loss.
         options: those of `LocalEngine`.
+
+    Raises:
+        InputError: DeepSpeed is not installed, or does not support the precision on this machine.
     """
     if deepspeed is not None:
         from .zero import DeepSpeedEngine

@@ -1,4 +1,4 @@
-"""Processes under torch's DistributedDataParallel: each has the whole model and computes its micro-batches."""
+"""Training under torch's DistributedDataParallel: each process has the whole model and its own micro-batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from ..engine import LocalEngine
 class DDPEngine(LocalEngine):
     """`LocalEngine` with gradients summed over the ranks before each step.
 
-    Summed and not averaged: a loss comes weighted by its share of the labels of all ranks, so that the gradient is the
-    one that a single process would have of all micro-batches, however unevenly labels fall. After the sum gradients are
-    the same on all ranks, bit for bit; so is what follows: norm, clipping, the decision to skip, and the update.
+    They are summed, not averaged: each loss is already weighted by its share of the labels of all ranks, so the sum is
+    the gradient that a single process would compute from all micro-batches, however unevenly labels are distributed.
+    The sums are bitwise the same on all ranks, and so are the norm, the clipping, the decision to skip and the update.
 
     Args:
-        idle: parameters of which no loss will have a gradient.
-        model, optimizer, world, options: as in `LocalEngine`.
+        world: this process among those of the group, which is open.
+        idle: parameters that get no gradient from any loss.
+        model, optimizer, options: as in `LocalEngine`.
     """
 
     gradients_in_place = False
@@ -38,12 +39,12 @@ class DDPEngine(LocalEngine):
     ) -> None:
         super().__init__(model, optimizer, **options)
         self.world = world
-        # torch would wait for their gradients; it takes those that are trained when it is asked.
+        # DDP would wait for the gradients of idle parameters; it only looks at requires_grad when it is constructed.
         trained = [p for p in idle if p.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
-        # Tables of positions and of characters are the same everywhere, and gloo and NCCL send no 16-bit integers. The
-        # option for it, broadcast_buffers, warns of its end since torch 2.13, and what comes in its place sends them.
+        # Buffers (tables of positions and characters) are the same on all ranks, and gloo and NCCL cannot send 16-bit
+        # integers. The option broadcast_buffers=False is deprecated since torch 2.13, and its replacement sends them.
         ddp, buffers = nn.parallel.DistributedDataParallel, [name for name, _ in model.named_buffers()]
         if buffers:
             ddp._set_params_and_buffers_to_ignore_for_model(model, buffers)
@@ -64,7 +65,7 @@ class DDPEngine(LocalEngine):
             return distributed.total(values)
 
 
-def _sum(timer, bucket):  # torch reads the annotations, and refuses those of a module that postpones them
+def _sum(timer, bucket):  # without annotations: torch checks them, and refuses them as the strings that they are here
     began = timer.mark()
 
     def arrived(done):

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: from --zero, or from a file of the user's, filled in from the run's options."""
+"""DeepSpeed's configuration: from --zero, or from the user's file, completed from the run's options."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ AUTO = "auto"
 
 
 def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dict:
-    """The configuration that DeepSpeed gets.
+    """The configuration for `deepspeed.initialize`.
 
-    A micro-batch has a token budget here and no number of sequences, and the loop says itself where a step ends; so
-    DeepSpeed's batch sizes are 1. What else a file leaves out or calls "auto" is filled in; what it says must be what
-    the run's options say.
+    DeepSpeed's batch sizes are set to 1: here a micro-batch has a token budget and no fixed number of sequences, and
+    the loop tells DeepSpeed where a step ends. Other values that the file omits or calls "auto" are filled in; those
+    that it gives must agree with the run's options.
+
+    Args:
+        options: the user's file, or the stage of ZeRO.
+        precision: the run's; "fp8" is refused.
+        clip: the run's largest norm of the gradient.
 
     Raises:
-        InputError: the file is no configuration, contradicts an option, or names an optimiser or a scheduler, which
-            are the run's.
+        InputError: the file is not a configuration, contradicts an option, or names an optimiser or a scheduler, which
+            are set by the run's options; or the precision cannot be had under DeepSpeed.
     """
     if precision == "fp8":
         raise InputError("precision fp8 does not go with DeepSpeed, which keeps the weights themselves in 16 bits")
@@ -43,10 +48,10 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
     if precision == "bf16":
         sums = result.setdefault("data_types", {})
         if stage(result) >= 2:
-            # A sum of many micro-batches in bfloat16 would lose the small ones.
+            # Accumulated in bfloat16, small gradients would be lost in the sum of many micro-batches.
             sums.setdefault("grad_accum_dtype", "fp32")
         elif sums.setdefault("grad_accum_dtype", "bf16") != "bf16":
-            # DeepSpeed takes another optimiser for it, whose gradients are not those of the other stages.
+            # DeepSpeed would use another optimiser class, whose gradients differ from those of the other stages.
             raise InputError(
                 f"{where}: bf16 with gradients added up in fp32 needs ZeRO stage 2 or 3, got {stage(result)}"
             )

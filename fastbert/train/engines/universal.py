@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoints: one folder a parameter, from which any number of ranks and any stage can go on."""
+"""DeepSpeed's universal checkpoints, one folder per parameter, which any number of ranks can load."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...errors import CheckpointError
 
 
 def convert(source: Path, target: Path) -> None:
-    """Makes the universal form of a DeepSpeed checkpoint; one process does it.
+    """Converts a DeepSpeed checkpoint to the universal format; called by one process.
 
     Args:
-        source: the folder of its files, which have verified: DeepSpeed unpickles them.
-        target: a folder that is not there yet.
+        source: the folder of its files, which must have been verified, because DeepSpeed unpickles them.
+        target: the folder to make.
 
     Raises:
-        CheckpointError: DeepSpeed cannot.
+        CheckpointError: DeepSpeed cannot convert it.
     """
     from deepspeed.checkpoint import ds_to_universal
 
@@ -35,5 +35,5 @@ def convert(source: Path, target: Path) -> None:
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             ds_to_universal.main(options)
-    except Exception as error:  # whatever DeepSpeed raises, the sentence is about the checkpoint
+    except Exception as error:  # DeepSpeed raises errors of many classes
         raise CheckpointError(f"{source}: DeepSpeed cannot convert it for another number of ranks: {error}") from error

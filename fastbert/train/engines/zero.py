@@ -1,7 +1,7 @@
-"""Several processes by DeepSpeed: ZeRO's stages 0 to 3, offload to the CPU, low precision with float32 masters.
+"""Training under DeepSpeed: ZeRO stages 0 to 3, offload to the CPU, low precision with float32 master weights.
 
-What DeepSpeed lacks and this adds: LAMB and AdamW that know where tensors lie in its flat shards (`layouts`), gradients
-summed by their share of the labels, checkpoints that verify before anything of theirs is unpickled.
+This adds what DeepSpeed lacks: a LAMB that knows where tensors lie in the flat shards (`layouts`), gradients weighted
+by their share of the labels, and checkpoints that are verified before anything in them is unpickled.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..engine import LocalEngine
 from . import deepspeed_config, universal
 
 FOLDER, TAG = "deepspeed", "state"
-# Stages whose universal checkpoints DeepSpeed 0.19 reads under each other; of stage 0 it makes none.
+# Groups of stages of which each can load the others' universal checkpoints in DeepSpeed 0.19; stage 0 has none.
 _ALIKE = ((1, 2), (3,))
 
 
 def load_deepspeed():
-    """The module. Raises InputError where it is not installed."""
+    """The module deepspeed. Raises InputError if it is not installed."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
@@ -42,17 +42,23 @@ def load_deepspeed():
         raise InputError(
             "this needs DeepSpeed (DS_BUILD_OPS=0 pip install 'fastbert[deepspeed]'), which is not installed"
         ) from None
-    # Without a list DeepSpeed runs compilers to make one, and then takes a minute to build an all-reduce of its own.
+    # Without this list DeepSpeed runs compilers to make one, and then takes a minute to build its own all-reduce.
     deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})
     return deepspeed
 
 
 class DeepSpeedEngine(LocalEngine):
-    """`LocalEngine`, where DeepSpeed divides state among the ranks and takes the step.
+    """`LocalEngine` in which DeepSpeed shards state over the ranks and makes the optimiser step.
 
     Args:
-        configuration: see `deepspeed_config.configuration`.
-        model, optimizer, world, options: as in `LocalEngine`; the optimiser is over the whole parameters.
+        model, precision, options: as in `LocalEngine`, without fp8.
+        optimizer: over the whole parameters; a `Lamb` is replaced by a `ShardedLamb`.
+        world: this process among those of the group, which is open.
+        configuration: the result of `deepspeed_config.configuration`.
+
+    Raises:
+        InputError: DeepSpeed is not installed or does not support the precision on this machine, or LAMB does not know
+            the layout of its shards.
     """
 
     gradients_in_place = False
@@ -71,12 +77,12 @@ class DeepSpeedEngine(LocalEngine):
         computes = {"fp16": "is_fp16_supported", "bf16": "is_bf16_supported"}
         if precision in computes and not getattr(deepspeed.get_accelerator(), computes[precision])():
             raise InputError(
-                f"precision {precision} does not go with DeepSpeed on this machine, whose "
-                f"{next(model.parameters()).device.type} computes nothing in it by what DeepSpeed finds"
+                f"precision {precision} does not go with DeepSpeed on this machine: it reports that the "
+                f"{next(model.parameters()).device.type} does not support it"
             )
         if isinstance(optimizer, Lamb):
             optimizer = ShardedLamb.of(optimizer, dist.all_reduce)
-        # Low precision and the loss scale are DeepSpeed's, so `LocalEngine` hears nothing of them.
+        # DeepSpeed casts the weights and scales the loss, so `LocalEngine` is left at fp32.
         super().__init__(model, optimizer, on_device=False, **options)
         self.precision = precision
         self.world, self.configuration = world, configuration
@@ -90,11 +96,11 @@ class DeepSpeedEngine(LocalEngine):
         writer = self.deepspeed.checkpoint_engine
         writer.save = self._noting_failure(writer.save)
         self.deepspeed._copy_recovery_script = self._noting_failure(self.deepspeed._copy_recovery_script)
-        # Losses are already weighted by their share of all ranks' labels, and DeepSpeed averages over the ranks.
+        # DeepSpeed averages gradients over the ranks, but losses are already weighted by their share of all labels.
         self._undo_average = float(world.size)
         if isinstance(optimizer, ShardedLamb):
             optimizer.layouts = layouts(self.deepspeed.optimizer, world)
-            # DeepSpeed hands the optimiser one group after another, and has clipped all by then.
+            # DeepSpeed gives the optimiser one group at a time, with gradients that it has already clipped.
             optimizer.grad_norm = lambda: min(float(self.deepspeed.optimizer._global_grad_norm), self.clip)
 
     @contextmanager
@@ -117,14 +123,14 @@ class DeepSpeedEngine(LocalEngine):
         with self.timer.part("optimizer"):
             norm = self._take_step()
         self.loss_scale = float(getattr(self.deepspeed.optimizer, "loss_scale", 1.0))
-        # DeepSpeed writes through `.data`, which leaves versions alone; whoever packed a weight goes by them.
+        # DeepSpeed writes through `.data`, which does not change versions, by which caches of packed weights go.
         torch.autograd.graph.increment_version(list(self.model.parameters()))
         self._count(norm, hopeless=self.loss_scale == before)
         return norm
 
     def _take_step(self) -> float:
         inner = self.deepspeed.optimizer
-        if inner is self.optimizer:  # stage 0 in float32: DeepSpeed sums up gradients and nothing else
+        if inner is self.optimizer:  # stage 0 in float32, where DeepSpeed only sums gradients
             norm = float(global_norm([p.grad for p in self.parameters if p.grad is not None]))
             if math.isfinite(norm):
                 self.deepspeed.step()
@@ -133,18 +139,18 @@ class DeepSpeedEngine(LocalEngine):
             return norm
         scaler = getattr(inner, "loss_scaler", None)
         if hasattr(scaler, "raise_error_at_min_scale"):
-            scaler.raise_error_at_min_scale = False  # by a bare Exception; `_count` ends the training in a sentence
+            scaler.raise_error_at_min_scale = False  # it raises a bare Exception; `_count` raises TrainingDiverged
         self.deepspeed.step()
         if self.deepspeed.was_step_applied():
             return float(self.deepspeed.get_global_grad_norm())
-        # Sums in float32 of gradients that are offloaded DeepSpeed 0.19 would go on to add to.
+        # DeepSpeed 0.19 does not clear the float32 sums of offloaded gradients, and would add to them.
         averaged = getattr(inner, "averaged_gradients", {})
         averaged.update(dict.fromkeys(averaged))
         return math.inf
 
     def leave_out(self) -> None:
-        # DeepSpeed forgets gradients in one way only: by finding that they are no numbers. It takes that for an
-        # overflow, for which it lowers the loss scale.
+        # The only way to make DeepSpeed discard gradients is to make them NaN. It takes that for an overflow and lowers
+        # the loss scale, which is restored below.
         inner = self.deepspeed.optimizer
         scaler = getattr(inner, "loss_scaler", None) or getattr(inner, "loss_scale_config", None)
         scale = {} if scaler is None else dict(vars(scaler))
@@ -152,7 +158,7 @@ class DeepSpeedEngine(LocalEngine):
         for values in found:
             values.fill_(math.nan)
         self._take_step()
-        # Stage 3 fills tensors up with zeros, over which no gradient is ever written.
+        # Stage 3 pads tensors with zeros, which no gradient overwrites.
         for values in found:
             values.zero_()
         if scaler is not None:
@@ -162,7 +168,7 @@ class DeepSpeedEngine(LocalEngine):
         return distributed.total(values)
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
-        """No tensors: each rank writes its shards itself, in `writing`."""
+        """As in `LocalEngine`, but without tensors: each rank writes its shards itself, in `writing`."""
         form = {"world_size": self.world.size, "stage": self.stage, "precision": self.precision}
         return {}, {"deepspeed": form, **self._counters()}
 
@@ -179,11 +185,11 @@ class DeepSpeedEngine(LocalEngine):
         try:
             yield write
         finally:
-            if not told:  # another rank than 0; or rank 0 has come to no directory, and the others wait to hear of one
+            if not told:  # on ranks other than 0; or rank 0 failed before it had a directory, which the others wait for
                 write(None)
 
     def _save_shards(self, place: Path) -> None:
-        """Every rank writes its files. Raises CheckpointError on rank 0 where one of them could not."""
+        """Every rank writes its files. Raises CheckpointError on rank 0 if any of them could not."""
         unseen = "" if place.is_dir() else "it is not there: OUT must be one directory that all ranks share"
         problems = distributed.gathered(self.world, unseen)
         if not any(problems):
@@ -195,12 +201,12 @@ class DeepSpeedEngine(LocalEngine):
             raise CheckpointError(f"{place.with_suffix('')}: rank {rank} could not write its part: {problem}")
 
     def _noting_failure(self, write: Callable) -> Callable:
-        """``write`` for DeepSpeed, to which an error on one rank would leave the others waiting for it."""
+        """``write`` for DeepSpeed, with errors noted instead of raised: other ranks would wait for one that raised."""
 
         def noting(*arguments, **options) -> None:
             try:
                 write(*arguments, **options)
-            except (OSError, RuntimeError) as error:  # torch's files know no other than a RuntimeError
+            except (OSError, RuntimeError) as error:  # torch's file writer raises RuntimeError for any failure
                 why = error.strerror if isinstance(error, OSError) else f"torch says {error}"
                 self._unwritten = self._unwritten or f"the disk is full or fails ({why})"
 
@@ -212,7 +218,7 @@ class DeepSpeedEngine(LocalEngine):
                 f"{path}: was written without DeepSpeed, expected one written under it; start a new run from its model"
             )
         saved, own = state["deepspeed"], self.state()[1]["deepspeed"]
-        # Stage 0 divides nothing, so that its files are those of any number of ranks.
+        # Stage 0 shards nothing, so any number of ranks can load its files.
         whole = saved["stage"] == own["stage"] == 0 and saved["precision"] == own["precision"]
         if saved == own or whole:
             self._load(path / FOLDER, TAG, universal_form=False)
@@ -222,7 +228,7 @@ class DeepSpeedEngine(LocalEngine):
         self._restore_counters(state)
 
     def _check_convertible(self, path: Path, saved: dict) -> None:
-        """Raises CheckpointError where DeepSpeed's universal form would end in a traceback of its own."""
+        """Raises CheckpointError if DeepSpeed's universal format cannot bridge the stages, before DeepSpeed crashes."""
         stages = next((pair for pair in _ALIKE if saved["stage"] in pair), ())
         if self.stage not in stages:
             with_same = f"{' or '.join(map(str, stages))}, any number of ranks" if stages else "0 in the same precision"
@@ -233,7 +239,7 @@ class DeepSpeedEngine(LocalEngine):
             )
 
     def _load_universal(self, path: Path) -> None:
-        """Loads what another number of ranks, stage or precision saved, through a folder that is removed afterwards."""
+        """Loads what another number of ranks, stage or precision saved, by way of a temporary folder."""
         name = distributed.on_first(self.world, lambda: f"{path.name}.tmp-{uuid.uuid4().hex}")
         folder = path.with_name(name)
         try:
@@ -254,13 +260,13 @@ class DeepSpeedEngine(LocalEngine):
             options.load_universal_checkpoint = False
         if loaded is None:
             raise CheckpointError(f"{folder}: expected a DeepSpeed checkpoint, found none")
-        # Of a universal checkpoint stage 3 gives every group the settings of the first: biases would decay.
+        # From a universal checkpoint, stage 3 gives every group the first one's settings: biases would decay.
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """The float32 masters in place of weights of a low precision, and of shards."""
+        """As in `LocalEngine`: float32 masters in place of low-precision weights and of shards."""
         if self.stage < 3 and self.precision == "fp32":
             yield
             return
@@ -289,9 +295,10 @@ class DeepSpeedEngine(LocalEngine):
 
 
 def _read_by_parents(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Parameters that a module reads from a child that it does not call; ZeRO-3 gathers weights for calls.
+    """(module, parameter) for parameters that a module reads from a child without calling it.
 
-    Norms and embedding tables go into our fused ops so; a dense layer is called as soon as somebody hooks it.
+    ZeRO-3 only gathers the weights of modules that are called. fastbert's fused ops read norms and embedding tables in
+    this way; a dense layer is called if it has hooks, as it has under ZeRO-3.
     """
     for parent in model.modules():
         for child in parent.children():
@@ -300,7 +307,7 @@ def _read_by_parents(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter
 
 
 def _looked_at(inner, parameters: list[Tensor]) -> list[Tensor]:
-    """Where DeepSpeed looks for gradients of this rank that are no numbers: at them or, of offloaded ones, at norms."""
+    """The tensors in which DeepSpeed looks for NaN: this rank's gradients or, if they are offloaded, their norms."""
     if norms := getattr(inner, "norm_for_param_grads", None):
         return list(norms.values())
     if averaged := getattr(inner, "averaged_gradients", None):
@@ -309,10 +316,16 @@ def _looked_at(inner, parameters: list[Tensor]) -> list[Tensor]:
 
 
 def layouts(inner, world: World) -> dict[Tensor, ShardLayout]:
-    """Where tensors lie in the flat shards of a DeepSpeed optimiser; nothing where it keeps them whole.
+    """Where tensors lie in the flat shards of a DeepSpeed optimiser; empty if it keeps them whole.
+
+    Args:
+        inner: DeepSpeed's wrapper around the optimiser.
+
+    Returns:
+        the layout of each flat shard.
 
     Raises:
-        InputError: an optimiser of DeepSpeed's that keeps them in a way that is not known here.
+        InputError: the wrapper is of a class whose layout is not known here.
     """
     if hasattr(inner, "fp32_partitioned_groups_flat"):  # stage 3: every rank has a piece of every tensor
         found = {}
@@ -322,7 +335,7 @@ def layouts(inner, world: World) -> dict[Tensor, ShardLayout]:
             owned = [min(max(p.ds_numel - b, 0), size) for p, b, size in zip(group, begins, room, strict=True)]
             found[flat] = ShardLayout.of_pieces(owned, room)
         return found
-    if hasattr(inner, "single_partition_of_fp32_groups"):  # stages 1 and 2: a stretch of all tensors end to end
+    if hasattr(inner, "single_partition_of_fp32_groups"):  # stages 1 and 2: a range of all tensors laid end to end
         flats = inner.single_partition_of_fp32_groups
         sizes = [[meta.numel() for meta in group] for group in inner.round_robin_bit16_meta]
         places = zip(flats, sizes, inner.round_robin_bit16_offsets, strict=True)
