@@ -17,9 +17,9 @@ from . import checkpoint
 class BackgroundSave:
     """Saves a copy of the tensors in a thread; at most one save is in progress.
 
-    The copy is reused by the next save, so that a save costs training one pass over memory, and the process memory for
-    one more copy of a checkpoint. Writing and hashing release the GIL. The thread is not a daemon: a process that ends
-    meanwhile waits for it.
+    The memory of the copy is reused by the next save, so a save costs training one pass over the tensors, and the
+    process needs memory for one more copy of a checkpoint. Writing and hashing release the GIL. The thread is not a
+    daemon: a process that ends during a save waits for it.
 
     Args:
         save: the function that writes, with the signature of `checkpoint.save`.

@@ -45,7 +45,7 @@ class BatchSource:
         whole, part = int(self._config.epochs), self._config.epochs % 1
         budget = self._config.token_budget
         data = self._shaped(self._run_data, budget)
-        # Each epoch has other samples but nearly the same number of batches; to plan the usual forty of a large corpus
+        # Each epoch has other samples but nearly the same number of batches; planning the usual forty of a large corpus
         # would take hours.
         per_epoch = [len(data.batches(e, budget)) for e in range(min(whole + (part > 0), _PLANNED_EPOCHS))]
         if len(per_epoch) < whole + (part > 0):

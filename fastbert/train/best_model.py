@@ -15,16 +15,16 @@ def write_model(model: PreTrainedModel, run_dir: Path) -> None:
     """Replaces RUN/model by the model with its current weights.
 
     Raises:
-        CheckpointError: it cannot be written; the previous model stays.
+        CheckpointError: it cannot be written; the previous model is kept.
     """
     target = run_dir / _NAME
     try:
         with whole_directory(target) as fresh:
             model.save_pretrained(fresh)
-    except OSError as error:  # in any step of writing, so that the option save_errors covers all
+    except OSError as error:  # CheckpointError for any failure to write, since that is what save_errors is about
         raise CheckpointError(f"{target}: the model could not be written: {error.strerror or error}") from error
 
 
 def has_model(run_dir: Path) -> bool:
-    """Whether there is a RUN/model."""
+    """Whether RUN/model exists."""
     return is_there(run_dir / _NAME)

@@ -15,17 +15,17 @@ from ..text_files import read_yaml
 from .deepspeed_options import DeepSpeedOptions
 from .phase_options import MOST, MOST_MICRO_BATCHES, Phase, check_phases
 
-# Options that change no figure: where things are, and how often they are written and told.
+# Options that do not change a run's results: where things are, and how often they are written and reported.
 NEUTRAL = {
     "data", "cache", "cache_gb", "verify_data", "out", "save_every", "keep", "async_save", "save_errors", "log_every",
     "stall_minutes", "wandb", "num_workers", "resume",
 }  # fmt: skip
 
-# What is less is 0 in float32, by which the update of a weight that has had no gradient would be divided.
+# A smaller epsilon is 0 in float32, which would be the divisor in the update of a weight that never had a gradient.
 _LEAST_EPS = 1e-37
 
-# A timer of less would write stacks all the time, at moments when the interpreter cannot be looked into; one of more
-# than a year is beyond what the system's clock takes.
+# With a shorter limit stacks would be written all the time, also while the interpreter's data are inconsistent; more
+# than a year overflows the system's timer.
 _STALL_MINUTES = (0.001, 366 * 24 * 60)
 
 
@@ -160,7 +160,7 @@ class PretrainConfig:
         check_choices(self)
 
     def _check_arithmetic(self) -> None:
-        """Raises InputError for numbers that an update of the weights cannot be computed with."""
+        """Raises InputError for numbers with which no update of the weights can be computed."""
         if not 0 <= self.weight_decay <= MOST:
             raise InputError(f"weight_decay must be at least 0 and at most {MOST:g}, got {self.weight_decay}")
         if not _LEAST_EPS <= self.eps <= MOST:
@@ -175,7 +175,7 @@ class PretrainConfig:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
     def _check_watches(self) -> None:
-        """Raises InputError for limits by which no stall or spike could be told."""
+        """Raises InputError for limits that do not work for detecting stalls or spikes."""
         low, high = _STALL_MINUTES
         if self.stall_minutes is not None and not low <= self.stall_minutes <= high:
             raise InputError(f"stall_minutes must be none or between {low:g} and {high}, got {self.stall_minutes}")
@@ -186,10 +186,13 @@ class PretrainConfig:
             )
 
     def batch_limits(self, max_seqlen: int) -> list[tuple[int, int]]:
-        """(longest sample, token budget) of every phase, in a run of samples of at most max_seqlen tokens.
+        """(longest sample, token budget) of every phase, in tokens.
+
+        Args:
+            max_seqlen: the longest sample of the run, for phases that do not set their own.
 
         Raises:
-            InputError: a budget that does not hold the longest sample.
+            InputError: a budget is too small for the longest sample.
         """
         parts = self.phases or (None,)
         limits = [
@@ -202,14 +205,14 @@ class PretrainConfig:
         return limits
 
     def options(self) -> dict:
-        """Every option by its name on the command line, as ``samples.max_seqlen``; of phases what they say."""
+        """Every option by its name on the command line, such as ``samples.max_seqlen``; of phases, what they set."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         samples = dataclasses.asdict(values.pop("samples"))
         phases = {f"phase {number}": phase.said() for number, phase in enumerate(values.pop("phases"), 1)}
         return {**values, **{f"samples.{name}": value for name, value in samples.items()}, "phases": phases}
 
     def to_yaml(self) -> str:
-        """The text that `from_yaml` reads; of phases what they say."""
+        """The text that `from_yaml` reads; of phases, what they set."""
         import yaml
 
         values = _plain(dataclasses.asdict(self))
@@ -223,7 +226,7 @@ class PretrainConfig:
 
     @classmethod
     def from_mapping(cls, values: dict, path: str | os.PathLike) -> PretrainConfig:
-        """Makes one from the content of a YAML file, or of a part of one; ``path`` is where it stands, for messages."""
+        """Makes one from the content of a YAML file, or of a part of it; ``path`` is named in errors."""
         values = dict(values)
         samples, phases = values.pop("samples", None) or {}, values.pop("phases", None) or []
         if not isinstance(samples, dict):

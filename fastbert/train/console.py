@@ -1,4 +1,4 @@
-"""What a training run shows: a line now and then, and a live bar where there is a terminal."""
+"""What a training run prints: lines, and a progress bar if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Console:
         return self
 
     def __exit__(self, *_exception) -> None:
-        if not self._bar.disable:  # one that is not drawn ends in an empty line before rich 14.3
+        if not self._bar.disable:  # before rich 14.3, stop() printed an empty line for a disabled bar
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line. On a full disk, where a batch system may keep what is printed, it waits for the next one: that
-        is no reason to end a run."""
+        """Prints a line. On a full disk, to which a batch system may redirect output, the line stays in the buffer
+        until the next one is printed: that is no reason to end a run."""
         if self._quiet:
             return
         try:
@@ -62,7 +62,7 @@ class Console:
         self._bar.update(self._task, completed=min(progress, 1.0), note=note)
 
     def step(self, row: dict) -> None:
-        """step loss mlm_acc nsp_acc grad_norm lr tok/s MFU mem"""
+        """Prints the line of a row: step loss mlm_acc nsp_acc grad_norm lr tok/s MFU mem."""
         if self._lines % 20 == 0:
             self.say(" ".join(f"{name:>{width}}" for name, width in _COLUMNS + _MORE))
         self._lines += 1

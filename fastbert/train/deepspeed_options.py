@@ -1,4 +1,4 @@
-"""Which DeepSpeed a run asks for; without torch."""
+"""The options by which a run asks for DeepSpeed; without torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class DeepSpeedOptions:
-    """Which DeepSpeed is asked for.
+    """Whether and how a run uses DeepSpeed.
 
     Args:
-        file: a configuration of the user's.
-        zero: without a file, the stage, 0 to 3.
-        offload: without a file, keeps optimiser state in the memory of the CPU, and updates there.
+        file: the user's DeepSpeed configuration.
+        zero: without a file, the stage of ZeRO, 0 to 3.
+        offload: without a file, whether to keep the optimiser state in the CPU's memory and to update there.
+
+    Raises:
+        InputError: the options contradict each other, or there is no such stage.
     """
 
     file: str | None = None
@@ -31,5 +34,5 @@ class DeepSpeedOptions:
 
     @property
     def asked(self) -> bool:
-        """Whether a run is to be under DeepSpeed."""
+        """Whether the run uses DeepSpeed."""
         return self.file is not None or self.zero is not None

@@ -1,4 +1,4 @@
-"""Pre-training figures on held-out documents, each beside what guessing would reach."""
+"""Pre-training metrics on held-out documents, next to what guessing would reach."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ def evaluate(
     """Scores a pre-training model on the samples of the first epochs, whose pairs and masks are always the same.
 
     Args:
-        model: with both pre-training heads (`BertForPreTraining`).
-        max_tokens: how many tokens to read; None for all.
+        model: a model with pre-training heads, such as `BertForPreTraining`; left in the mode that it was in.
+        data: the held-out samples.
+        max_tokens: how many tokens to read, up to the end of a batch; None for all.
         epochs: how often to read the documents, each time with other pairs and masks.
-        engine: whose precision to compute in, float32 without; its ranks share the batches.
-        stop: asked before every batch, of all ranks alike; True ends it without a result.
+        token_budget: the most tokens in a batch.
+        engine: the engine whose precision is used and whose ranks share the batches; None computes in float32 on this
+            process alone.
+        stop: called before every batch, on all ranks alike; if it returns True, the evaluation ends without a result.
 
     Returns:
-        mlm_loss in nats and mlm_acc; unigram_entropy in nats, the entropy of the distribution of the very targets that
-        were predicted, which is the least loss of a model that knows their frequencies and nothing else;
-        most_frequent_acc, what always guessing the most frequent target reaches; nsp_loss and nsp_acc where there are
-        pairs; targets, pairs, tokens. None where it was stopped.
+        mlm_loss in nats and mlm_acc; unigram_entropy in nats, the entropy of the distribution of these very targets,
+        which is the least loss of a model that only knows their frequencies; most_frequent_acc, the accuracy of always
+        predicting the most frequent target; nsp_loss in nats and nsp_acc if there are pairs; the numbers of targets,
+        pairs and tokens. Accuracies are between 0 and 1. None if it was stopped.
     """
     device = next(model.parameters()).device
     sums = dict.fromkeys(_SUMS, 0.0)
@@ -75,7 +78,8 @@ def _places(data: PretrainingData, max_tokens: int | None, epochs: int, token_bu
 
 
 def _share(places: list[tuple], engine: LocalEngine | None) -> Iterator[tuple[tuple, bool]]:
-    """This rank's, and whether each counts: every rank gets equally many, since under ZeRO-3 all compute together."""
+    """This rank's places, and whether each counts. All ranks get the same number, some to repeat without counting,
+    because under ZeRO-3 a forward pass needs all ranks."""
     world = engine.world if engine else World()
     for first in range(0, len(places), world.size):
         number = first + world.rank

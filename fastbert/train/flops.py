@@ -1,12 +1,12 @@
-"""How much arithmetic a training step is, and how much the machine could do.
+"""FLOPs of a training step, and the machine's peak.
 
 Model FLOPs, forward and backward (3 x forward, nothing recomputed), of a sequence of s tokens with n predicted ones:
 
     3 (L (8 h^2 s + 4 h f s + 4 h s^2) + n (2 h^2 + 2 h V))
 
-L layers, h hidden, f inner layer (4 h in BERT, which gives 24 h^2 s), V vocabulary. LayerNorm, GELU, softmax,
-embeddings and the optimiser are not counted, and causal attention is counted as if it looked both ways. A configuration
-with ``forward_flops(tokens, squares, predicted)`` counts its own forward pass.
+L layers, h hidden size, f intermediate size (4 h in BERT, which gives 24 h^2 s), V vocabulary size. LayerNorm, GELU,
+softmax, embeddings and the optimiser are not counted, and causal attention is counted as if it were bidirectional. A
+configuration with ``forward_flops(tokens, squares, predicted)`` counts its own forward pass.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import torch
 from .. import _native
 from ..wording import dtype_name
 
-# Dense bfloat16 peaks as the maker states them, FLOP/s; not of slower cards of a name, nor of a part of a GPU.
+# NVIDIA's dense bfloat16 peaks in FLOP/s, and words in the names of slower variants and of MIG parts of a GPU.
 _BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 _OTHERS = ("H100 PCIe", "NVL", "MIG")
-# A library may widen bfloat16 to float32 where that is faster.
+# For bfloat16 also float32's rate, to which a library may convert where that is faster.
 _LOOPS = {torch.float32: ("fp32",), torch.bfloat16: ("fp32", "bf16", "bf16 tile")}
 
 
 def sequence_flops(config, seqlen: int, num_predicted: float) -> float:
-    """Model FLOPs of a training step on one sequence; ``num_predicted`` may be a mean."""
+    """Model FLOPs of a training step on one sequence of ``seqlen`` tokens; ``num_predicted`` may be a mean."""
     return batch_flops(config, (seqlen,), num_predicted)
 
 
 def batch_flops(config, lengths: Iterable[int], num_predicted: float) -> float:
-    """Model FLOPs of a training step on sequences of these lengths with so many predicted tokens in all."""
+    """Model FLOPs of a training step on sequences of these lengths with ``num_predicted`` predicted tokens in all."""
     tokens = squares = 0
-    for length in map(int, lengths):  # squares of cu_seqlens' int32 would overflow
+    for length in map(int, lengths):  # their squares would overflow int32
         tokens += length
         squares += length * length
     if hasattr(config, "forward_flops"):
@@ -45,10 +45,14 @@ def batch_flops(config, lengths: Iterable[int], num_predicted: float) -> float:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tuple[float, str]:
-    """FLOP/s that the MFU is a share of, and where the figure is from.
+    """The FLOP/s that MFU is a share of, and where the figure comes from, in words.
 
-    A known GPU in bfloat16 has its maker's figure; everything else is measured with a large matrix product, and on a
-    processor with multiply-adds in registers too, since torch's products leave some half idle: the larger counts.
+    For known GPUs in bfloat16 it is the manufacturer's figure. Otherwise it is measured by a large matrix product, and
+    on CPUs also by multiply-adds in registers, since torch's products leave some CPUs half idle; the larger counts.
+
+    Args:
+        device, dtype: where and in which type the model computes.
+        seconds: how long to repeat the matrix product.
     """
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
@@ -56,7 +60,7 @@ def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3
             if model in name and not any(word in name for word in _OTHERS):
                 return peak, f"stated for {model} in bf16"
     size = 4096 if device.type == "cuda" else 1024
-    # A generator of its own: measuring must not move the one that a run's random numbers come from.
+    # With its own generator: measuring must not advance the one that a run draws from.
     generator = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
 

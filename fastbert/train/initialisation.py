@@ -1,15 +1,15 @@
-"""A start from which a small BERT learns on a small corpus within minutes.
+"""An initialisation with which a small BERT learns on a small corpus within minutes.
 
-BERT starts from weights of standard deviation 0.02, made for long runs of large models. A model of 128 units then
-begins with near-uniform attention and nearly no signal, and spends its first million tokens learning what a start can
-give:
+BERT's weights are initialised with a standard deviation of 0.02, which suits long runs of large models. A model of
+hidden size 128 then begins with nearly uniform attention and almost no signal, and spends its first million tokens
+learning what the initialisation can provide:
 
-- a standard deviation near 1 / sqrt(hidden size), so that signals keep their size from layer to layer;
+- a standard deviation near 1 / sqrt(hidden size), so that signals keep their magnitude from layer to layer;
 - a smaller last matrix in both branches of a layer, so that each layer begins close to the identity;
-- queries equal to keys, so that attention begins by looking at like tokens;
+- equal query and key matrices, so that tokens at first attend to similar tokens;
 - position embeddings that begin as sinusoids (Vaswani et al. 2017, section 3.5) and are learned from there, so that
-  neighbours are alike from the first step;
-- the bias of the masked-LM head at the logarithm of the corpus's token frequencies, so that the loss begins at the
+  neighbouring positions are similar from the first step;
+- the bias of the masked-LM head set to the logarithm of the corpus's token frequencies, so that the loss begins at the
   unigram entropy.
 """
 
@@ -35,8 +35,8 @@ def start_small(model: BertForPreTraining, token_counts: torch.Tensor) -> None:
     """Changes new weights in place.
 
     Args:
-        model: just made, with the `initializer_range` of its size.
-        token_counts: (V,) how often each token stands in the training text.
+        model: a new model, made with the `initializer_range` of its size.
+        token_counts: (V,) int64, how often each token occurs in the training text.
     """
     bert, std = model.bert, model.config.initializer_range
     for layer in bert.encoder.layer:
@@ -46,7 +46,7 @@ def start_small(model: BertForPreTraining, token_counts: torch.Tensor) -> None:
         layer.output.dense.weight.mul_(_BRANCH_SCALE)
     table = bert.embeddings.position_embeddings.weight
     if model.config.position_embedding_type == "absolute":
-        # A sinusoid's root mean square is 1 / sqrt(2).
+        # The root mean square of a sinusoid is 1 / sqrt(2), of the other tables `std`.
         table.copy_(sinusoids(*table.shape) * std * math.sqrt(2))
     shares = (token_counts.double() + 1) / (token_counts.sum() + token_counts.numel())
     model.cls.predictions.bias.copy_(shares.log())

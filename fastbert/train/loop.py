@@ -34,8 +34,8 @@ from .step_rows import StepRows
 from .wandb_log import WandbLog
 from .window import Window, memory_mib
 
-# Of a run that steps end too, the clock may move the schedule only from this share of its time on: the first steps of a
-# process are slow, and a run that they alone put behind the clock would differ from every other of its seed.
+# If a run has a number of steps besides max_minutes, the clock only counts from this share of its time on: the first
+# steps of a process are slow, and a run that only they put behind the clock would differ from others of its seed.
 _CLOCK_COUNTS_FROM = 0.05
 
 
@@ -45,13 +45,13 @@ class PretrainResult:
 
     Args:
         run_dir, model_dir: the run directory, and the model with the least held-out loss in it.
-        steps, seconds, tokens: those of the whole run, across resumes.
+        steps, seconds, tokens: totals of the whole run, across resumes.
         history: the rows of metrics.jsonl.
-        heldout: the figures of the model in model_dir; empty without held-out documents.
+        heldout: the held-out figures of the model in model_dir; empty without held-out documents.
         interrupted: the name of the signal that ended the run early, or None.
-        late_signal: the name of one that came when no step was left to do, so that the run is whole, or None.
         paths: what was written.
-        processor_seconds: processor time of this process within ``seconds``, of all threads.
+        processor_seconds: processor time of all threads of this process during ``seconds``.
+        late_signal: the name of a signal that came after the last step, so that the run is complete, or None.
     """
 
     run_dir: Path
@@ -72,6 +72,16 @@ class PretrainLoop:
 
     A step's gradient is that of one batch holding all its micro-batches: each micro-batch's mean losses are weighted by
     its share of the step's labelled tokens and pairs.
+
+    Args:
+        config: the recipe.
+        model: on its device; trained in place.
+        data, heldout: the training samples, and the held-out ones, if there are any.
+        run_dir: where everything is written.
+        console: prints the lines.
+        callbacks: called with every row of metrics.jsonl.
+        world: this process among those of the run; None if there is only this one.
+        deepspeed: a configuration (`engines.deepspeed_config.configuration`), to train under DeepSpeed.
     """
 
     def __init__(
@@ -96,7 +106,7 @@ class PretrainLoop:
         if not no_pairs:
             model.untrained = frozenset()  # it may come from a run without pairs
         self.optimizer = make_optimizer(config, model, idle)
-        self.num_parameters = model.num_parameters()  # of which an engine may leave this process a part
+        self.num_parameters = model.num_parameters()  # before an engine shards them
         options = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
         self.engine = engines.make(model, self.optimizer, world or World(), idle=idle, **options)
         self.step, self.tokens = 0, 0
@@ -129,11 +139,11 @@ class PretrainLoop:
         micro = self.batches.next_step()
         for batch in micro:
             self.window.count(batch, self.model.config)
-        # A step of fixed shape has a place of its own for them.
+        # A step of fixed shape copies them itself, into the tensors that its graph reads.
         return micro if self.fixed_shape else [batch.to(self.engine.device) for batch in micro]
 
     def _advance_phase(self) -> None:
-        """Enters the phase that is due; its data begin with an epoch that no earlier phase has seen."""
+        """Enters the next phase if it is due; its data begin with an epoch that no earlier phase has used."""
         phase = phases.at(self.phases, self.progress)
         if phase is not self.phase:
             self.enter(phase)
@@ -153,7 +163,7 @@ class PretrainLoop:
         """How much of the training is done, 0 to 1, which the schedule follows."""
         done, total = self.step, self.total_steps
         if self.config.epochs is not None:
-            # So many micro-batches, of which a step has others after a resume on another number of ranks.
+            # By micro-batches: after a resume on another number of ranks, a step has another number of them.
             done, total = self.engine.micro_step, total * self.batches.accumulate * self.engine.world.size
         by_steps = done / total if total else 0.0
         minutes = self.config.max_minutes
@@ -165,13 +175,13 @@ class PretrainLoop:
     def run(self) -> PretrainResult:
         """Trains to the end, or to a signal."""
         if self.total_steps == 1 and not phases.learning_rate(self.config, self.phase, 0.0):
-            self.console.say("the one step is the first of the warm-up, at a rate of 0: no weight changes (--warmup 0)")
+            self.console.say("no weight will change: the only step is the first of the warm-up, at rate 0 (--warmup 0)")
         stopped = None
         self.model.train()
         log = self._open_log()
         watch = StallWatch(self.run_dir, self.config.stall_minutes, self.engine.world.rank)
         with StopRequest() as stop, log, self.console, watch, self.checkpoints:
-            self.clock.start()  # with the log open: TensorBoard imports TensorFlow where there is one, for many seconds
+            self.clock.start()  # after the log is open: TensorBoard imports TensorFlow if installed, for many seconds
             self._log, self._stop = log, stop
             self._rows = StepRows(self.run_dir / "steps.jsonl" if self.engine.world.first else None, self.step)
             self._rows.begin(self.window)
@@ -182,7 +192,7 @@ class PretrainLoop:
             while self.progress < 1.0 and not self._stop_signal():
                 self.train_step()
                 watch.alive()
-                # The last evaluation comes before the last checkpoint, which remembers the best.
+                # The last evaluation comes before the last checkpoint, which records the best model.
                 if self.step % self.config.eval_every == 0 or self.progress >= 1.0:
                     self._evaluate()
                 if self.step % self.config.save_every == 0:
@@ -196,7 +206,7 @@ class PretrainLoop:
                 )
             if stopped is None and self.evaluated_at != self.step:
                 self._evaluate()
-            self._fixed = None  # a graph has the memory of a whole step, and this loop is in circles
+            self._fixed = None  # frees the graph's memory now: this loop is in reference cycles
             self.checkpoints.finish()
             if not self.best:
                 self._write_model()
@@ -225,11 +235,11 @@ class PretrainLoop:
 
     @property
     def _evaluation_is_due(self) -> bool:
-        """Whether a resumed run still has to evaluate its step, since a signal ended that evaluation and the run."""
+        """Whether a resumed run has yet to evaluate at its step, because a signal interrupted that evaluation."""
         return bool(self.step) and self.step % self.config.eval_every == 0 and self.evaluated_at != self.step
 
     def train_step(self) -> None:
-        """One step, with its row in steps.jsonl, and where one is due the line of the steps since the last."""
+        """Makes one step and adds its row for steps.jsonl; reports if a line is due."""
         self._advance_phase()
         window = self.window
         self.engine.timer.begin_step()
@@ -245,7 +255,7 @@ class PretrainLoop:
                 self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs), last=number == len(micro))
                 for number, batch in enumerate(micro, 1)
             ]
-            # Of a step that is left out there is no norm, for which that of the step before must not stand.
+            # A step that is left out has no norm; the previous step's must not stand in for it.
             window.grad_norm, window.lr = 0.0 if self._is_spike(losses) else self.engine.step(lr), lr
         self.step += 1
         self.tokens += tokens
@@ -258,7 +268,7 @@ class PretrainLoop:
             self._report()
 
     def _fixed_step(self, micro: list[PackedBatch], lr: float) -> torch.Tensor:
-        """Makes a step as a replay of a captured one; returns the norm of its gradient, on the device."""
+        """Makes a step of fixed shape; returns the norm of its gradient, () on the device."""
         if self._fixed is None:
             pairs = micro[0].nsp_labels is not None
             shape, accumulate = self.batches.data.shape, self.batches.accumulate
@@ -268,15 +278,15 @@ class PretrainLoop:
         return norm
 
     def _settle(self) -> None:
-        """Waits for a device that steps are ahead of; the wait is part of their time."""
+        """Waits until the device has done all steps; the wait counts as part of their time."""
         began = time.perf_counter()
         self.engine.settle()
         if self.engine.device.type != "cpu":
             self.window.seconds += time.perf_counter() - began
 
     def _agree(self, micro: list[PackedBatch]) -> tuple[int, int, int]:
-        """Labels, pairs and tokens of this step over all ranks. They also agree on the time and on whether to stop: a
-        rank that went by its own clock would leave the others waiting."""
+        """Labels, pairs and tokens of this step over all ranks. The ranks also agree on the time and on whether to
+        stop: a rank that went by its own clock would leave the others waiting."""
         labels, pairs = sum(batch.num_labels for batch in micro), sum(batch.num_pairs for batch in micro)
         tokens = sum(batch.num_real_tokens for batch in micro)
         if self.engine.world.size == 1:
@@ -290,11 +300,11 @@ class PretrainLoop:
         return labels, pairs, tokens
 
     def _stop_signal(self) -> str | None:
-        """The name of the signal that ends the run, or None; the same on all ranks, which have agreed in `_agree`."""
+        """The name of the signal that ends the run, or None; the same on all ranks, which agreed on it in `_agree`."""
         return self._stop.asked if self.engine.world.size == 1 else self._agreed_stop
 
     def _poll_stop(self) -> bool:
-        """Whether a signal has come, for use between steps. Several ranks agree here, so it is the same on all."""
+        """Whether a signal has come, for use between steps; all ranks call it and get the same answer."""
         if self.engine.world.size > 1 and self.engine.reduce([self._stop.asked is not None])[0]:
             self._agreed_stop = self._stop.asked or "a signal to another rank"
         return self._stop_signal() is not None
@@ -316,7 +326,7 @@ class PretrainLoop:
     def _loss(self, batch: PackedBatch, labels: int, pairs: int) -> torch.Tensor:
         """This micro-batch's share of the step's loss."""
         out = self.engine.forward(batch)
-        # Without a target the mean is 0/0; a sum over nothing is 0, and so is its gradient.
+        # Without targets the mean loss is 0/0; the sum of no logits is 0 and has a gradient of zeros.
         count = batch.mlm_labels.numel()
         loss = out.mlm_loss * (count / labels) if count else out.mlm_logits.sum()
         if batch.nsp_labels is not None:
@@ -325,7 +335,7 @@ class PretrainLoop:
         return loss
 
     def _state_of_step(self) -> dict:
-        """The values of a step's rows besides the figures of a window."""
+        """What a row contains besides the figures of its window."""
         values = {"epoch": self.batches.place[0], "loss_scale": self.engine.loss_scale}
         values |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
         if self.spikes is not None:
@@ -333,7 +343,7 @@ class PretrainLoop:
         return values | ({"phase": self.phase.name} if self.phase.name else {})
 
     def flush_rows(self) -> None:
-        """Writes the rows of the steps so far. Called before a checkpoint, so that a resumed run has all of them."""
+        """Writes the rows of all steps so far. Called before a checkpoint, so that a resumed run has all of them."""
         self._rows.flush(self.engine, self.peak[0] * self.engine.world.size, self.window)
 
     def _report(self) -> None:
@@ -346,7 +356,7 @@ class PretrainLoop:
         self.console.step(row)
 
     def windows(self) -> list[Window]:
-        """Every rank's, by rank."""
+        """The windows of all ranks, in the order of the ranks."""
         self._settle()
         return [self.window.with_sums(sums) for sums in self.engine.gather(self.window.sums())]
 
@@ -363,12 +373,12 @@ class PretrainLoop:
         self._record("heldout", row | {"step": self.step} | name)
         self.evaluated_at = self.step
         loss = row["mlm_loss"] + row.get("nsp_loss", 0.0)
-        # Samples of another length have other losses: a later phase's model is taken as the better one.
+        # Losses on samples of different lengths cannot be compared: a later phase's model counts as the better one.
         first = not self.best or self.best["phase_index"] != self.phase.index
         better = math.isfinite(loss) and (first or loss < self.best["loss"])
         if better and self.checkpoints.attempt(self._write_model):
             self.best = {**row, "loss": loss, "step": self.step, "phase_index": self.phase.index}
-            self.checkpoints.saved_at = None  # a checkpoint of this step does not know of this best
+            self.checkpoints.saved_at = None  # a checkpoint of this step does not record this best model yet
 
     def _record(self, kind: str, row: dict) -> None:
         values = {name: value for name, value in row.items() if name != "step"}

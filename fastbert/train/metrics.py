@@ -1,4 +1,4 @@
-"""What a run measured: metrics.jsonl, which is the truth, and the same as TensorBoard events."""
+"""The log of a run's metrics: metrics.jsonl, the complete record, and a copy as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .wandb_log import WandbLog
 
 _log = logging.getLogger("fastbert")
 
-# JSON has no numbers for these; every reader takes strings.
+# Strict JSON has no numbers for these, so they are strings.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-# No figure of a run comes near it, float32 ends long before; sums and hundredfolds of what is below are numbers still.
+# Far above float32's range, and small enough for sums and percentages of such values to stay finite.
 _LARGEST = 1e100
 
 
 def plain(row: dict) -> dict:
-    """A row that strict JSON can hold: numbers that are not finite become words."""
+    """The row for strict JSON: floats that are not finite become strings."""
     return {
         name: value if not isinstance(value, float) or math.isfinite(value) else json.dumps(value)
         for name, value in row.items()
@@ -36,7 +36,7 @@ def plain(row: dict) -> dict:
 
 
 def to_line(row: dict) -> str:
-    """A row as a line of strict JSON, see `plain`."""
+    """A row as a line of strict JSON (see `plain`)."""
     return json.dumps(plain(row), allow_nan=False) + "\n"
 
 
@@ -49,11 +49,12 @@ def from_line(line: str) -> dict:
 
 
 def read_metrics(path: str | os.PathLike, numbers: Collection[str] = ()) -> list[dict]:
-    """The rows of a metrics.jsonl; a last line that a crash cut off is left out. So is any other that is no row, with a
-    warning: such files are edited by hand.
+    """The rows of a metrics.jsonl; empty if there is no such file. A last line that a crash cut off is skipped. So is,
+    with a warning, any other line that is not a row, since such files are sometimes edited by hand.
 
     Args:
-        numbers: values that must be numbers, where a row has them.
+        path: the file.
+        numbers: names of the values that must be numbers in rows that have them.
     """
     path = Path(path)
     if not path.exists():
@@ -74,7 +75,7 @@ def read_metrics(path: str | os.PathLike, numbers: Collection[str] = ()) -> list
 
 
 def _check_row(row: dict, numbers: Collection[str]) -> None:
-    """Raises ValueError for a row without its kind or step, or with something else for a number, or one of no run."""
+    """Raises ValueError for a row without kind or step, or with something else in place of a (reasonable) number."""
     kinds = {"kind": str, "step": int, **dict.fromkeys(row.keys() & set(numbers), (int, float))}
     for name, kind in kinds.items():
         if not isinstance(row.get(name), kind):
@@ -85,8 +86,8 @@ def _check_row(row: dict, numbers: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _without_tracebacks_of_events() -> Iterator[None]:
-    """While the block runs Python prints nothing of an error of the system that ends the thread of TensorBoard which
-    writes events: the next call to the writer raises it again."""
+    """While the block runs, no traceback is printed if an OSError ends TensorBoard's writer thread: the next call of
+    the writer raises it again."""
     before = threading.excepthook
 
     def hook(ended) -> None:
@@ -97,7 +98,7 @@ def _without_tracebacks_of_events() -> Iterator[None]:
     try:
         yield
     finally:
-        if threading.excepthook is hook:  # and not another run's, which began meanwhile
+        if threading.excepthook is hook:  # not if another run in this process has set its own meanwhile
             threading.excepthook = before
 
 
@@ -106,13 +107,14 @@ class MetricsLog:
 
     Args:
         run_dir: an existing directory.
-        resume_step: the step that training goes on from; rows after it are dropped, since those steps will be done
-            again. None begins an empty log.
-        again: kinds of rows of that step itself that will be made again: of an evaluation that a signal had ended.
+        resume_step: the step that training resumes from; rows after it are dropped, since those steps are repeated.
+            None starts an empty log.
         wandb: gets the rows too.
+        again: kinds of rows that are dropped at ``resume_step`` itself, such as an evaluation that is repeated because
+            a signal interrupted it.
 
     Raises:
-        CheckpointError: metrics.jsonl cannot be written; what was there stays.
+        CheckpointError: metrics.jsonl cannot be written; it is left as it was.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class MetricsLog:
         self._wandb = wandb
 
     def __enter__(self) -> MetricsLog:
-        # TensorFlow, where it is installed, would print a page of its own.
+        # If TensorFlow is installed, TensorBoard imports it, and it would print a page of messages.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         logging.getLogger("tensorboard").setLevel(logging.ERROR)
         from torch.utils.tensorboard import SummaryWriter
@@ -158,7 +160,7 @@ class MetricsLog:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """TensorBoard's events are a copy: where they cannot be written, a full disk say, the run goes on without."""
+        """TensorBoard's events are only a copy: if they cannot be written, as on a full disk, the run continues."""
         try:
             yield
         except OSError as error:
@@ -166,16 +168,16 @@ class MetricsLog:
             _log.warning("%s gets no more events: %s; metrics.jsonl has all rows", self._events_dir, error.strerror)
 
     def _wait_for_a_later_second(self) -> None:
-        # TensorBoard reads event files in the order of their names, which begin with a time in whole seconds. Two
-        # files of one second would be ordered by the digits of a process id and a counter, and the purge of a resumed
-        # run would then hide the wrong rows.
+        # TensorBoard reads event files in the order of their names, which begin with a time in whole seconds. Two files
+        # of the same second would be ordered by host, process id and a counter, and the purge_step of a resumed run
+        # might then hide the wrong rows.
         seconds = [path.name.split(".")[3] for path in self._events_dir.glob("events.out.tfevents.*")]
         newest = max((int(second) for second in seconds if second.isdecimal()), default=0)
         while int(now := time.time()) == newest:
-            time.sleep(newest + 1 - now)  # of one look at the clock: a second one may be past that second
+            time.sleep(newest + 1 - now)  # never negative, as it might be if the clock were read twice
 
     def log(self, kind: str, step: int, **values: float | int | str) -> None:
-        """Adds a row {kind, step, values...} at once; on a full disk, as soon as there is room."""
+        """Adds a row {kind, step, values...}, which is written at once; on a full disk, as soon as there is room."""
         row = {"kind": kind, "step": step, **values}
         self._rows.append(row)
         self._file.write(to_line(row))
@@ -187,12 +189,12 @@ class MetricsLog:
             self._wandb.log(kind, step, values)
 
     def rows(self) -> list[dict]:
-        """All rows so far, those before a resume too."""
+        """All rows so far, including those from before a resume."""
         return list(self._rows)
 
 
 class NoLog:
-    """In place of a `MetricsLog` where another rank writes."""
+    """Takes the place of a `MetricsLog` on ranks that do not write."""
 
     def __enter__(self) -> NoLog:
         return self

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fastbert")
 
-# New weights come from torch's one generator, which two runs in two threads would draw from in turn.
+# New weights are drawn from torch's global generator, which two runs in two threads would otherwise share.
 _building = threading.Lock()
 
 
 def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
-    """The training split and, where there is one, the held-out split. Raises InputError or DataError."""
+    """The training split and, if there is one, the held-out split. Raises InputError or DataError."""
     if not config.data:
         raise InputError("pre-training needs a data directory, made by `fastbert prepare`, got none")
     cache = {"cache": Path(config.cache) if config.cache else None, "cache_limit": int(config.cache_gb * 1e9)}
@@ -49,7 +49,7 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
     if config.init == "small" and not goes_on:
         settings.initializer_range = initialisation.initializer_range(settings.hidden_size)
     with _building:
-        torch.manual_seed(config.seed)  # of a directory too, which may lack a head
+        torch.manual_seed(config.seed)  # for a directory too: it may lack a head
         if goes_on:
             model = kind.pretraining_class.from_pretrained(config.model, **kind.rates(config.dropout))
         else:
@@ -64,15 +64,16 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
 
 
 def _never_trained(model: PreTrainedModel) -> frozenset[str]:
-    """What a training without pairs leaves as it was drawn: no file has had it, and none should look as if it did."""
+    """Names of parameters that stay random if there are no pairs. They are left out of saved models, which would
+    otherwise look as if they had a trained next-sentence head."""
     idle = set(map(id, model.next_sentence_parameters))
     names = {name for name, parameter in model.named_parameters() if id(parameter) in idle}
     return frozenset(names if model.load_report is None else names & set(model.load_report.missing))
 
 
 def begins_with(config: PretrainConfig, model: PreTrainedModel) -> str:
-    """Whose weights a run begins with, and which of them it never trains, in a line each for people. A recipe for small
-    models says how new ones begin; it goes with others all the same, and then that means nothing."""
+    """Which weights a run begins with, and which of them it never trains, in a printed line each. ``init: small`` is
+    allowed with the weights of a directory, so that recipes for small models can be used; it then does nothing."""
     if not os.path.isdir(config.model):
         line = f"begins with new weights, init {config.init}"
     else:
@@ -89,8 +90,8 @@ def model_settings(
     """The kind of model that ``config.model`` names, and its configuration.
 
     Args:
-        shards: the training split, which says the vocabulary; None for the kind's own.
-        objective: that of the data; None for the recipe's.
+        shards: the training split, from which the vocabulary size is taken; None for the kind's default.
+        objective: the objective of the data; None for the recipe's.
     """
     longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
     kind, objective = registry.of_model(config.model), objective or config.samples.objective
@@ -98,7 +99,7 @@ def model_settings(
     if os.path.isdir(config.model):
         settings = kind.config_class.from_pretrained(config.model, **asked)
         own = getattr(settings, "position_embedding_type", "absolute")
-        if config.position_embedding_type not in ("absolute", own):  # absolute is also what nobody asked for
+        if config.position_embedding_type not in ("absolute", own):  # absolute is the default, so not a request
             raise InputError(
                 f"position_embedding_type {config.position_embedding_type} is for new weights: {config.model} was "
                 f"trained with {own} positions, with which it goes on"
@@ -113,15 +114,15 @@ def model_settings(
         asked |= {"is_decoder": objective == "causal", "position_embedding_type": config.position_embedding_type}
     elif config.position_embedding_type != "absolute":
         raise InputError(f"position_embedding_type {config.position_embedding_type} is a BERT's, got {config.model!r}")
-    if "cased" in config.model.lower():  # `from_name` knows its size, which new weights would have
+    if "cased" in config.model.lower():  # `from_name` would make new weights of the size in the name
         raise InputError(
             f"model {config.model!r:.100} names published weights, and not the size of new ones: expected their "
             f"directory{download_hint(config.model)}"
         )
     try:
         settings = kind.config_class.from_name(config.model, **asked)
-    except InputError as error:  # a directory that is misspelt, or was moved before a resume, is a size to nobody
-        raise InputError(f"model {config.model!r:.100} is no directory to go on from, and {error}") from None
+    except InputError as error:  # it may also be a directory that is misspelt, or was moved before a resume
+        raise InputError(f"model {config.model!r:.100} is not a directory to go on from, and {error}") from None
     if settings.max_position_embeddings is not None:
         settings.max_position_embeddings = max(settings.max_position_embeddings, longest)
     kind.complete(settings, shards)
@@ -129,7 +130,7 @@ def model_settings(
 
 
 def check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingData) -> None:
-    """Raises InputError where the model cannot be trained on the data as the recipe says."""
+    """Raises InputError if the model cannot be trained on the data as the recipe says."""
     settings, manifest = model.config, data.shards.manifest
     if data.config.objective not in settings.objectives:
         kind = "sees only the tokens before each" if settings.objectives == ("causal",) else "sees both sides"
@@ -139,7 +140,7 @@ def check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingD
         )
     if data.config.nsp and not getattr(model, "next_sentence", True):
         raise InputError(
-            f"samples have sentence pairs, of which a model of type {settings.model_type} predicts nothing: "
+            f"samples have sentence pairs, for which a model of type {settings.model_type} predicts nothing: "
             "set nsp false"
         )
     most = settings.max_position_embeddings
@@ -156,11 +157,12 @@ def check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingD
 
 
 def warn_of_other_words(config: PretrainConfig, shards: ShardSet) -> None:
-    """Warns where a directory's model learned other words by the ids that the data have: nothing else would show it."""
+    """Warns if the ids of the data stand for other words in the vocabulary of ``config.model``: nothing else would
+    show it."""
     try:
         theirs = load_tokenizer(config.model) if os.path.isdir(config.model) else None
         ours = load_tokenizer(shards.directory)
-    except InputError:  # a model may lie without its vocabulary
+    except InputError:  # the model's directory may have no vocabulary
         return
     if theirs is None:
         return
@@ -176,7 +178,7 @@ def warn_of_other_words(config: PretrainConfig, shards: ShardSet) -> None:
 
 
 def check_heldout(heldout: PretrainingData | None) -> None:
-    """Raises DataError for what an evaluation would find out hundreds of steps later."""
+    """Raises DataError if no evaluation is possible, which would otherwise show hundreds of steps later."""
     if heldout is None:
         return
     try:

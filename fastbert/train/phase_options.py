@@ -1,4 +1,4 @@
-"""One entry of ``phases:`` of a pre-training's recipe, and whether several fit together; without torch."""
+"""The options of one entry of ``phases:`` in a recipe, and whether several fit together; without torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from ..errors import InputError
 from ..options import check_above_zero, check_at_least_one, check_choices
 
 MOST_MICRO_BATCHES = 1_000_000
-"""Of a step, on one rank. They are all in memory before the first is computed, and no signal ends a step half-way."""
+"""The most micro-batches in a step on one rank. All are in memory before the first is computed, and a signal is only
+heeded between steps."""
 
 MOST = 1e12
-"""Of a rate, and of a length in epochs or minutes: what comes of more is no number any longer, in float32."""
+"""The largest rate, and the largest length in epochs or minutes: computing with more overflows float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One entry of ``phases:``. What it does not say is the run's."""
+    """One entry of ``phases:``. Options that it does not set are the run's."""
 
     name: str = ""
-    """What lines and rows call it."""
+    """The phase's name in printed lines and log rows."""
     steps: int | None = None
-    """Optimiser steps; all phases have steps, or all have a share. With --steps they are scaled to that many in all."""
+    """Optimiser steps; all phases have steps, or all have a share. With --steps they are scaled to that total."""
     share: float | None = None
-    """Share of the run, which --steps or --max-minutes bound."""
+    """Share of the run, whose length --steps or --max-minutes sets."""
     max_seqlen: int | None = None
     """Longest sample in tokens."""
     max_predictions: int | None = None
@@ -41,18 +42,18 @@ class Phase:
     lr: float | None = None
     """Peak learning rate."""
     schedule: Literal["linear", "poly", "constant"] | None = None
-    """A schedule of the phase's own, from a new warm-up to its end; without, the run's goes on through the phase."""
+    """A schedule of the phase's own, with a new warm-up; without it, the run's schedule continues through the phase."""
     warmup: float = 0.0
     """Share of its own schedule in which the learning rate rises."""
     warmup_from: float = 0.0
-    """The share of the peak that the warm-up rises from."""
+    """The share of the peak at which the warm-up begins."""
     power: float = 0.5
-    """Of poly."""
+    """The exponent of schedule poly."""
     offset: bool = False
-    """Let poly fall from the peak at the end of the warm-up; without, it falls from the start of its schedule, with a
-    jump where the warm-up ends, as NVIDIA's recipe does."""
+    """Let poly fall from the peak at the end of the warm-up; without it, poly falls from the start of the schedule, so
+    that the rate jumps at the end of the warm-up, as in NVIDIA's recipe."""
     span: tuple[float, float] = (0.0, 1.0)
-    """The part of its own schedule that the phase goes through."""
+    """The part of its own schedule that the phase covers."""
 
     def __post_init__(self) -> None:
         counts = ("steps", "max_seqlen", "max_predictions", "token_budget", "accumulate")
@@ -76,12 +77,12 @@ class Phase:
             raise InputError(f"span must be two rising shares between 0 and 1, got {self.span}")
 
     def said(self) -> dict[str, Any]:
-        """The options that are not left at their defaults."""
+        """The options that differ from their defaults."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
 
 def check_phases(phases: tuple[Phase, ...], steps: int | None, epochs: float | None, max_minutes: float | None) -> None:
-    """Raises InputError where phases and the length of the run do not fit together."""
+    """Raises InputError if the phases and the length of the run do not fit together."""
     if not phases:
         return
     if epochs is not None:

@@ -1,7 +1,7 @@
 """Phases of a pre-training run, each with its own sequence length, batch and learning rate; without torch.
 
 A run's progress goes from 0 to 1, by steps, by the clock, or by whichever is ahead; a phase is an interval of it. A run
-whose recipe names no phase is one phase.
+without ``phases:`` is a single phase.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunPhase:
-    """A phase of a run, with all that its entry leaves open filled in.
+    """A phase of a run, with what its entry leaves open filled in.
 
     Args:
-        index, name: which phase; the name is empty in a run without phases.
-        begin, end: shares of the run.
-        steps: None where the clock alone bounds the run.
-        changes: of how samples are made, by option.
+        index, name: the phase; the name is empty in a run without phases.
+        begin, end: where it begins and ends, as shares of the run.
+        steps: None if only the clock bounds the run.
+        changes: sample options that differ from the run's, by name.
         token_budget: the most tokens in a micro-batch.
-        accumulate: micro-batches in a step; None = to be found from the batch wanted.
-        batch_sequences, batch_tokens: of a step over all ranks, where one is wanted.
-        lr: the peak.
-        own: the entry, where it has a schedule of its own; None where the run's goes on.
+        accumulate: micro-batches in a step; None = computed from batch_sequences or batch_tokens.
+        batch_sequences, batch_tokens: the wanted mean size of a step over all ranks; at most one of them is set.
+        lr: the peak learning rate.
+        own: the entry, if it has its own schedule; None if the run's schedule continues.
     """
 
     index: int
@@ -51,18 +51,19 @@ class RunPhase:
     own: Phase | None
 
     def samples(self, config: PretrainingConfig) -> PretrainingConfig:
-        """How its samples are made, where the run's are made as ``config`` says."""
+        """The phase's sample options, given those of the run."""
         return dataclasses.replace(config, **self.changes)
 
     def micro_batches(self, per_micro_batch: tuple[float, float], ranks: int = 1) -> int:
-        """How many a rank accumulates for a step.
+        """The number of micro-batches that a rank accumulates for a step.
 
         Args:
             per_micro_batch: mean sequences and tokens in a micro-batch of ``token_budget`` tokens.
+            ranks: the number of processes.
 
         Raises:
-            InputError: one micro-batch on each rank is already over one and a half times the batch wanted, or they
-                would be too many for a step.
+            InputError: one micro-batch on each rank already exceeds the wanted batch by more than half, or a step would
+                have too many micro-batches.
         """
         if self.accumulate is not None:
             return self.accumulate
@@ -88,7 +89,8 @@ def of_run(config: PretrainConfig, total_steps: int | None) -> list[RunPhase]:
     """The phases of a run, with what they leave open filled in from the run's options.
 
     Args:
-        total_steps: None where the clock alone bounds the run.
+        config: the recipe.
+        total_steps: the steps of the run; None if only the clock bounds it.
     """
     phases = config.phases or (Phase(share=1.0),)
     found, begin = [], 0.0
@@ -121,7 +123,7 @@ def _ends(phases: Sequence[Phase], total_steps: int | None) -> list[float]:
     ends = [sum(sizes[: i + 1]) / sum(sizes) for i in range(len(sizes))]
     if total_steps is None:
         return ends
-    # Whole steps, at least one for each, divided as progress is, so that a border is met exactly.
+    # Whole steps, at least one per phase. Dividing as `PretrainLoop.progress` does makes boundaries exact.
     rest = range(len(ends) - 1, -1, -1)
     counts = [
         min(max(round(end * total_steps), len(ends) - n), total_steps - n) for end, n in zip(ends, rest, strict=True)
@@ -130,7 +132,7 @@ def _ends(phases: Sequence[Phase], total_steps: int | None) -> list[float]:
 
 
 def total_steps(config: PretrainConfig) -> int | None:
-    """The optimiser steps that options alone decide: not by epochs, and not by the clock."""
+    """The optimiser steps of a run if its options give them; None if epochs or the clock decide."""
     if config.steps is not None or not config.phases or config.phases[0].steps is None:
         return config.steps
     return sum(phase.steps for phase in config.phases)
@@ -143,12 +145,12 @@ def mean_micro_batch(data: PretrainingData, token_budget: int) -> tuple[float, f
 
 
 def at(phases: Sequence[RunPhase], progress: float) -> RunPhase:
-    """The phase that a run is in."""
+    """The phase that a run is in at this progress."""
     return next((phase for phase in phases if progress < phase.end), phases[-1])
 
 
 def learning_rate(config: PretrainConfig, phase: RunPhase, progress: float) -> float:
-    """The rate at this progress of the run."""
+    """The learning rate at this progress of the run."""
     from ..optim import schedules
 
     own = phase.own
@@ -164,7 +166,7 @@ def learning_rate(config: PretrainConfig, phase: RunPhase, progress: float) -> f
 
 
 def describe(config: PretrainConfig, phase: RunPhase) -> str:
-    """One line for people: length, samples, batch, rate."""
+    """One printed line: length, batch, samples, learning rate."""
     max_seqlen = phase.changes.get("max_seqlen", config.samples.max_seqlen)
     length = f"{100 * (phase.end - phase.begin):g} %" if phase.steps is None else counted(phase.steps, "step")
     batch = f"{phase.accumulate} x {phase.token_budget} tokens"

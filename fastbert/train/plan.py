@@ -1,4 +1,4 @@
-"""What a recipe comes to before it runs: steps, tokens, memory of a rank by part, bytes on the wire, time."""
+"""The cost of a run before it starts: steps, tokens, memory of a rank by part, bytes on the network, time."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MEASURED_STEPS, _MEASURED_SECONDS = 3, 5.0
 
 @dataclass(frozen=True)
 class Samples:
-    """What a phase's samples are like, on average.
+    """Mean sizes of a phase's samples.
 
     Args:
-        seqlen, labels: tokens and predicted tokens of one.
-        sequences, tokens: in a full micro-batch.
-        known: whether that is measured on data; else every sequence is taken as full.
+        seqlen, labels: tokens and predicted tokens in a sample.
+        sequences, tokens: samples and tokens in a full micro-batch.
+        known: True if these were measured on data; False if every sample is assumed to have the largest length.
     """
 
     seqlen: float
@@ -48,13 +48,15 @@ class PhasePlan:
     """One phase.
 
     Args:
-        name: of the phase, empty in a run without phases.
-        steps: None where the clock bounds the run and no rate is known.
-        micro_batches: of a rank in a step.
-        sequences, tokens: of a step over all ranks.
+        name: the phase's name; empty in a run without phases.
+        max_seqlen: the longest sample, in tokens.
+        steps: None if the clock bounds the run and the throughput is unknown.
+        micro_batches: micro-batches of a rank in a step.
+        sequences, tokens: sequences and tokens in a step, over all ranks.
         sent: bytes that each rank sends in a step.
-        seconds: None where no rate is known.
-        memory: of a rank.
+        seconds: None if the throughput is unknown.
+        memory: the memory of a rank.
+        samples: mean sizes of the phase's samples.
     """
 
     name: str
@@ -71,13 +73,18 @@ class PhasePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run comes to; `plan_text` says it.
+    """The plan of a run; `plan_text` prints it.
 
     Args:
-        parameters, tensors: of the model, tied ones once.
-        offload: whether the optimiser's state is in the memory of the CPU.
-        rates: tokens a second of one rank, by phase; empty where none is known.
-        where_from: of the rates, in words.
+        model: the model's configuration.
+        parameters, tensors: numbers of the model's parameters and of their tensors, tied ones counted once.
+        ranks: the number of processes.
+        zero: DeepSpeed's stage; None without DeepSpeed.
+        offload: whether the optimiser's state is in the CPU's memory.
+        precision: the run's precision.
+        phases: the plans of the phases.
+        rates: the throughput of one rank in each phase, in tokens per second; empty if unknown.
+        where_from: how the rates are known, in words.
     """
 
     model: ModelConfig
@@ -93,13 +100,13 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole run; None where no rate is known."""
+        """Seconds of the whole run; None if the throughput is unknown."""
         known = [phase.seconds for phase in self.phases]
         return None if None in known else sum(known)
 
     @property
     def memory(self) -> Memory:
-        """The memory of the phase that needs most."""
+        """The memory of a rank in the phase that needs most."""
         return max((phase.memory for phase in self.phases), key=lambda memory: memory.total)
 
 
@@ -110,16 +117,18 @@ def make_plan(
     ranks: int = 1,
     throughput: float | str | None = None,
 ) -> Plan:
-    """Plans a run; nothing is trained and nothing written.
+    """Plans a run. Writes nothing; it only trains, for a few steps, if the throughput is to be measured.
 
     Args:
-        data: the training split; None takes full sequences.
-        ranks: processes, each with a device of its own.
-        throughput: tokens a second of one rank in the first phase; others follow by their arithmetic. "measure" takes
-            a few steps of each phase on this machine; None leaves the time open.
+        config: the recipe.
+        data: the training split; None assumes that every sample has the largest length.
+        ranks: the number of processes, each with its own device.
+        throughput: tokens per second of one rank in the first phase; the other phases' is derived by FLOPs per token.
+            "measure" makes a few steps of each phase on this machine; None leaves the time open.
 
     Raises:
-        InputError: no length, or a rate is to be measured without data.
+        InputError: the recipe does not set the length of the run, or ``data`` is needed and None: for epochs, or to
+            measure the throughput.
     """
     if throughput == "measure" and data is None:
         raise InputError("a rate can be measured on data only, got no --data")
@@ -143,7 +152,7 @@ def make_plan(
 
 
 class _Planner:
-    """What the plans of all phases of a run share; its methods are the figures of one."""
+    """What the plans of all phases of a run share; its methods compute the figures of one phase."""
 
     def __init__(self, config: PretrainConfig, data: PretrainingData | None, ranks: int, device: torch.device) -> None:
         self.config, self.data, self.ranks, self.device = config, data, ranks, device
@@ -155,11 +164,11 @@ class _Planner:
         self.parameters, self.tensors = sum(tensor.numel() for tensor in tensors), len(tensors)
 
     def total_steps(self) -> int | None:
-        """Steps of the run; None where the clock alone ends it."""
+        """Steps of the run; None if only the clock ends it."""
         config = self.config
         if config.epochs is not None and self.data is None:
             raise InputError("epochs are steps only by the data, got no --data")
-        # In batches that are filled up to one shape, as a step in a CUDA graph has them, there are hardly more.
+        # For steps in CUDA graphs, whose batches are padded to one shape, the number is hardly larger.
         total = BatchSource(config, self.data, World(size=self.ranks), fixed_shape=False).steps_of_run()
         if total is None and config.max_minutes is None:
             raise InputError("a plan needs the length of the run: steps, epochs or max_minutes, got none")
@@ -183,7 +192,7 @@ class _Planner:
     def rates(
         self, found: Sequence[RunPhase], samples: Sequence[Samples], throughput: float | str | None
     ) -> list[float]:
-        """Tokens a second of one rank in each phase; empty where nothing is known."""
+        """Tokens per second of one rank in each phase; empty if unknown."""
         if throughput is None:
             return []
         if throughput == "measure":
@@ -192,7 +201,7 @@ class _Planner:
         return [float(throughput) * each[0] / one for one in each]
 
     def plan(self, phase: RunPhase, samples: Samples, rate: float | None) -> PhasePlan:
-        """The plan of a phase in which a rank computes ``rate`` tokens a second, if that is known."""
+        """The plan of a phase in which a rank computes ``rate`` tokens per second; None if unknown."""
         micro = phase.micro_batches((samples.sequences, samples.tokens), self.ranks)
         steps, seconds = self.length(phase, samples.tokens * micro, rate)
         return PhasePlan(
@@ -209,8 +218,12 @@ class _Planner:
         )
 
     def length(self, phase: RunPhase, tokens: float, rate: float | None) -> tuple[int | None, float | None]:
-        """Steps and seconds of a phase in which a rank has so many tokens a step; None for what needs a rate and has
-        none."""
+        """Steps and seconds of a phase; None for what cannot be computed without a rate.
+
+        Args:
+            tokens: tokens of a rank in a step.
+            rate: tokens per second of a rank; None if unknown.
+        """
         if rate is None:
             return phase.steps, None
         each, minutes = tokens / rate, self.config.max_minutes
@@ -220,7 +233,7 @@ class _Planner:
 
     def sent(self, micro_batches: int) -> float:
         """Bytes that each rank sends in a step."""
-        # DeepSpeed sends in the precision of its weights.
+        # DeepSpeed sends numbers in the precision of its weights.
         number = 4 if self.zero is None or self.config.precision == "fp32" else 2
         travelling = scale.collectives(
             self.parameters,
@@ -237,7 +250,7 @@ class _Planner:
         config = self.config
         activations = activation_bytes(
             self.settings,
-            sequences=phase.token_budget / samples.seqlen,  # the fullest that there may be
+            sequences=phase.token_budget / samples.seqlen,  # of a completely full micro-batch
             seqlen=round(samples.seqlen),
             labels=samples.labels,
             pairs=config.samples.nsp,
@@ -251,7 +264,7 @@ class _Planner:
 
 
 def _measured_rate(config: PretrainConfig, data: PretrainingData, phase: RunPhase, device: torch.device) -> float:
-    """Tokens a second of a few real steps; the run's own data, model and optimiser, nothing written."""
+    """Tokens per second in a few steps with the run's data, model and optimiser; nothing is written."""
     from .console import Console
     from .loop import PretrainLoop
 
@@ -262,10 +275,10 @@ def _measured_rate(config: PretrainConfig, data: PretrainingData, phase: RunPhas
     )  # fmt: skip
     model = build_model(once, data).to(device)
     loop = PretrainLoop(once, model, own, None, Path(), Console(quiet=True))
-    # A step accumulates as the run's would, or updates would weigh too much; a few micro-batches are enough for that.
+    # Accumulates as the run would, or the update would take too large a share of the time; a few micro-batches suffice.
     loop.batches.accumulate = min(phase.micro_batches(phases.mean_micro_batch(own, phase.token_budget)), 8)
     model.train()
-    loop.train_step()  # makes the optimiser's state, and workspaces
+    loop.train_step()  # allocates the optimiser's state and workspaces
     _wait(device)
     began, before, steps = time.perf_counter(), loop.tokens, 0
     while steps < _MEASURED_STEPS or time.perf_counter() - began < _MEASURED_SECONDS:

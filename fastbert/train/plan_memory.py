@@ -1,8 +1,8 @@
-"""How much memory a rank needs: parameters, gradients and optimiser by count, activations from a small probe.
+"""The memory that a rank needs: parameters, gradients and optimiser state by count, activations by a small probe.
 
-What a forward pass keeps for backward grows in proportion to sequences and layers, once their length is given, but how
-much it is depends on which kernels serve: so it is measured, on models of one and two layers and a few sequences, on
-this device, and carried over to the model and the micro-batch.
+For sequences of a given length, what a forward pass saves for backward is linear in the numbers of sequences and
+layers, but how much it saves depends on the kernels. So it is measured on this device, with models of one and two
+layers and a few sequences, and extrapolated to the model and the micro-batch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..packing import PackedBatch
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on a rank.
+    """Memory of a rank, in bytes.
 
     Args:
-        parameters, gradients, optimizer: state between steps; low-precision copies that autocast makes are activations.
-        activations: what the forward pass of a micro-batch keeps for backward.
-        accumulates: whether gradients are there while activations are, as from the second micro-batch on.
+        parameters, gradients, optimizer: state; the low-precision copies that autocast makes count as activations.
+        activations: what the forward pass of a micro-batch saves for backward.
+        accumulates: whether gradients exist during a forward pass, as from the second micro-batch of a step on.
     """
 
     parameters: int
@@ -36,21 +36,24 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The peak: where a step is one micro-batch, gradients come as activations go."""
+        """The peak. If a step is one micro-batch, gradients appear as activations are freed, so the larger counts."""
         passing = self.gradients + self.activations if self.accumulates else max(self.gradients, self.activations)
         return self.parameters + self.optimizer + passing
 
 
 def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str) -> tuple[int, int, int]:
-    """Bytes of parameters, gradients and optimiser on a rank; Rajbhandari et al. 2020, section 3.
+    """Bytes of parameters, gradients and optimiser state on a rank (Rajbhandari et al. 2020, section 3).
 
-    Without DeepSpeed weights are float32 and so are gradients and two moments. Under it weights are in the precision,
-    gradients add up in it too, but for bf16 at stages 2 and 3 in float32, and the optimiser has float32 masters besides
-    its moments; not at stage 0 in float32. In fp8 each weight has its 8 bits and their transpose besides; here all are
-    counted, though embeddings and heads have none.
+    Without DeepSpeed, and at stage 0 in fp32, weights, gradients and the two moments are float32. Otherwise weights
+    have the run's precision; gradients are summed in it too, except in bf16 at stages 2 and 3, in float32; and the
+    optimiser has float32 master weights besides its moments. In fp8 each weight has an 8-bit copy and its transpose
+    besides; they are counted for all parameters, although embeddings and heads have none.
 
     Args:
-        zero: DeepSpeed's stage, None without it.
+        parameters: the number of parameters, tied ones counted once.
+        zero: DeepSpeed's stage; None without DeepSpeed.
+        ranks: the number of processes over which ZeRO shards.
+        precision: the run's precision.
     """
     if zero is None or (zero == 0 and precision == "fp32"):
         return (6 if precision == "fp8" else 4) * parameters, 4 * parameters, 8 * parameters
@@ -65,7 +68,15 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
 
 
 def make_batch(sequences: int, seqlen: int, labels: int, pairs: bool, device="cpu") -> PackedBatch:
-    """Sequences of one length with so many labels each; the ids do not matter."""
+    """A batch of sequences of one length; all token ids are 1.
+
+    Args:
+        sequences: B.
+        seqlen: tokens in each sequence.
+        labels: labelled tokens in each sequence.
+        pairs: whether there are next-sentence labels.
+        device: the device for all tensors.
+    """
     tokens = sequences * seqlen
     position = torch.arange(seqlen, device=device)
     starts = torch.arange(0, tokens, seqlen, device=device)
@@ -82,11 +93,15 @@ def make_batch(sequences: int, seqlen: int, labels: int, pairs: bool, device="cp
 
 
 class SavedBytes:
-    """Counts what autograd keeps for backward while the block runs, each piece of memory once and parameters not."""
+    """Counts the bytes that autograd saves for backward during a ``with`` block: each storage once, parameters not.
+
+    Attributes:
+        total: the bytes so far.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._kept: list[Tensor] = []  # held, so that no address is used twice
+        self._kept: list[Tensor] = []  # kept alive, so that no address is used twice
         self.total = 0
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
@@ -108,7 +123,7 @@ class SavedBytes:
 
 
 def _probe(settings: ModelConfig, layers: int, batch: PackedBatch, precision: str, last_layer: str) -> tuple[int, int]:
-    """Bytes that a forward pass keeps, and bytes of an element of hidden states."""
+    """The bytes that a forward pass saves, and the bytes per element of hidden states."""
     small = copy.copy(settings)
     small.num_hidden_layers = layers
     with torch.device("meta"):
@@ -138,15 +153,21 @@ def activation_bytes(
     checkpointing: bool = False,
     device: torch.device | str = "cpu",
 ) -> int:
-    """What the forward pass of a micro-batch keeps for backward.
+    """The bytes that the forward pass of a micro-batch saves for backward.
 
     Args:
-        sequences, seqlen, labels: in the micro-batch, their length, and labels of each, on average.
+        settings: the model's configuration.
+        sequences: the number of sequences in the micro-batch.
+        seqlen, labels: mean numbers of tokens and of labelled tokens in a sequence.
         pairs: whether there are next-sentence labels.
+        precision: the run's precision.
+        last_layer: for which tokens the last layer is computed (`PretrainConfig.last_layer`).
+        checkpointing: whether activations are recomputed in the backward pass.
+        device: the device to measure on.
     """
     few = (2, 4)
     kept = {}
-    if checkpointing:  # the largest layer is computed again, and the last one is smaller where not all of it is needed
+    if checkpointing:  # the peak is in recomputing a full layer, and a last layer of "needed" tokens is smaller
         last_layer = "all"
     for layers in (1, 2):
         for count in few:
@@ -154,7 +175,7 @@ def activation_bytes(
             kept[layers, count], element = _probe(settings, layers, batch, precision, last_layer)
 
     def at(layers: int, count: float) -> float:
-        """Fixed bytes (weights in the low precision) and bytes of each sequence."""
+        """Bytes for a number of sequences: a fixed part (low-precision weights), and a part for each sequence."""
         low, high = kept[layers, few[0]], kept[layers, few[1]]
         each = (high - low) / (few[1] - few[0])
         return low + each * (count - few[0])
@@ -163,6 +184,6 @@ def activation_bytes(
     layer, number = two - one, settings.num_hidden_layers
     if not checkpointing:
         return round(one + (number - 1) * layer)
-    # Each layer keeps its input, and one at a time is computed again.
+    # Each layer keeps its input, and one layer at a time is recomputed.
     inputs = sequences * seqlen * settings.hidden_size * element
     return round(one + number * inputs)

@@ -7,7 +7,7 @@ from .plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """The plan for people."""
+    """The printed lines of a plan."""
     settings, memory = plan.model, plan.memory
     under = "" if plan.zero is None else f", ZeRO {plan.zero}"
     lines = [

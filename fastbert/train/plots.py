@@ -61,8 +61,8 @@ def loss_plot(
 
 
 def new_figure(**options: Any) -> Figure:
-    """An empty picture, with the options of matplotlib's ``Figure``. Where the home directory cannot be written,
-    matplotlib says two sentences about its cache, of no use to who asked for a picture."""
+    """An empty picture, with the options of matplotlib's ``Figure``. Warnings are suppressed during the import, such as
+    that the home directory is not writable, where matplotlib has its cache."""
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -74,7 +74,7 @@ def new_figure(**options: Any) -> Figure:
 
 
 def save_figure(figure, path: Path) -> Path:
-    """Writes a picture whole or not at all."""
+    """Writes a picture completely or not at all; returns its path."""
     with whole(path) as temporary:
         figure.savefig(temporary, dpi=150)
     return path

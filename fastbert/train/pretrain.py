@@ -27,13 +27,13 @@ from .run_header import header
 from .run_lock import only_run
 from .wandb_log import check_installed
 
-# What the paper's million steps came to (Devlin et al. 2019, appendix A.2).
+# The paper's million steps are about this many epochs (Devlin et al. 2019, appendix A.2).
 DEFAULT_EPOCHS = 40.0
 
-# Between a process's last closed file and its parent's SIGCHLD; milliseconds, but on a machine that is busy.
+# The time from a worker's closed socket to the SIGCHLD of its parent: milliseconds, more on a busy machine.
 WORKER_ENDS_S = 2.0
 
-# What a directory holds besides a run of pre-training, by the file that says so.
+# Directories that a run must not be written into, by the file that identifies them.
 _OTHERS = {"ended.json": "a run of `fastbert finetune`", "manifest.json": "prepared data", "config.json": "a model"}
 
 
@@ -53,7 +53,7 @@ def pretrain(
         model: in place of ``config.model``; of a kind that `models.registry` describes.
         data, heldout: in place of the splits in ``config.data``.
         callbacks: called with every row of metrics.jsonl.
-        quiet: whether to print nothing.
+        quiet: print nothing.
 
     Raises:
         InputError: options, data and model do not fit together, which is checked before anything is written; processes
@@ -73,11 +73,11 @@ def pretrain(
         loop = _prepare(config, world, model, data, heldout, callbacks, Console(quiet or not world.first), held)
         try:
             result = _run(loop)
-            # Rank 0 is still writing when others are done; a launcher may end it with them.
+            # Rank 0 is still writing when the others are done, and a launcher may end it when they end.
             distributed.barrier(world)
         except (RuntimeError, ConnectionError, EOFError) as error:
-            # torch has no type of its own for it, and its signal handler raises wherever the loop happens to be; or a
-            # batch was on its way through a socket.
+            # A worker has died. torch's signal handler raises RuntimeError, for which there is no subclass, wherever
+            # the loop happens to be; or a batch was on its way through a socket.
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             why = str(error).split(". ")[0].rstrip(". ")
@@ -90,8 +90,8 @@ def _run(loop: PretrainLoop) -> PretrainResult:
     try:
         return loop.run()
     except (ConnectionError, EOFError):
-        # The socket of a worker that dies closes before the system says that the worker has ended. torch's handler of
-        # that signal raises once, wherever this thread is then: let that be here, and not where the run is closed.
+        # When a worker dies, its socket closes before SIGCHLD arrives. torch's handler of that signal raises once,
+        # wherever this thread is then: better here than while the run is being closed.
         if loop.config.num_workers:
             time.sleep(WORKER_ENDS_S)
         raise
@@ -110,11 +110,11 @@ def _prepare(
     """The loop at its starting point; nothing is written before everything has been checked.
 
     Args:
-        held: keeps the directory to this run.
+        held: gets the lock on the run directory.
     """
     run_dir = Path(config.out)
     hold = lambda: held.enter_context(only_run(run_dir))  # noqa: E731
-    # What a run goes on from, another one that is at work may be writing or removing.
+    # Locked before it looks for a checkpoint, which a run that is under way might be writing or removing.
     goes_on = config.resume is not None and distributed.on_first(world, run_dir.is_dir)
     if goes_on:
         distributed.on_first(world, hold)
@@ -157,7 +157,7 @@ def _prepare(
 
 
 def _started_with(config: PretrainConfig, shards: ShardSet, deepspeed: dict | None) -> dict:
-    """What has to be the same in every process of a run. Data may lie under another name on another machine."""
+    """What has to be the same in every process of a run. The data's path may differ between machines."""
     from .. import __version__
 
     options = {name: value for name, value in config.options().items() if name not in NEUTRAL | {"deepspeed"}}
@@ -166,8 +166,7 @@ def _started_with(config: PretrainConfig, shards: ShardSet, deepspeed: dict | No
 
 
 def _other_options(config: PretrainConfig, path: Path) -> list[str]:
-    """What differs from the options that a run was last started with. All of it may be meant; a rate that was given
-    then and forgotten now is not."""
+    """What differs from the options that a run was last started with: on purpose, or because one was forgotten."""
     try:
         before, now = PretrainConfig.from_yaml(path).options(), config.options()
     except InputError:  # none there, or of another version
@@ -176,8 +175,8 @@ def _other_options(config: PretrainConfig, path: Path) -> list[str]:
 
 
 def _go_back(loop: PretrainLoop) -> None:
-    """The checkpoints after the one that was asked for are of a way that is given up: a later resume must not take them
-    for the newest, and the model in the run directory may be one of them."""
+    """Sets the checkpoints after the requested one aside, so that a later resume does not take one of them for the
+    newest. The model in the run directory may come from one of them too, so it no longer counts as the best."""
     directory = loop.run_dir / "checkpoints"
     left = distributed.on_first(loop.engine.world, lambda: checkpoint.leave_behind(directory, loop.step))
     if left:
@@ -186,7 +185,7 @@ def _go_back(loop: PretrainLoop) -> None:
 
 
 def deepspeed_of(config: PretrainConfig) -> dict | None:
-    """DeepSpeed's configuration, where the run is to be under it."""
+    """DeepSpeed's configuration; None for a run without DeepSpeed."""
     options = DeepSpeedOptions(config.deepspeed, config.zero, config.offload)
     if not options.asked:
         return None
@@ -196,7 +195,7 @@ def deepspeed_of(config: PretrainConfig) -> dict | None:
 
 
 def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
-    """The checkpoint to go on from, or None to start anew."""
+    """The checkpoint to continue from, or None to start anew."""
     checkpoints = run_dir / "checkpoints"
     check_run_name(run_dir)
     if run_dir.exists() and not run_dir.is_dir():
@@ -204,7 +203,7 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
     if config.resume is None:
         if checkpoints.is_dir() and any(checkpoints.iterdir()):
             raise InputError(f"{run_dir} already holds a run: resume it with --resume auto, or choose another --out")
-        if (run_dir / "model").exists() and (run_dir / "report.html").exists():  # their checkpoints were removed
+        if (run_dir / "model").exists() and (run_dir / "report.html").exists():  # the checkpoints were removed
             raise InputError(f"{run_dir} already holds the model of a run that has ended: choose another --out")
         _check_room(run_dir)
         return None
@@ -229,7 +228,7 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
 
 
 def _check_room(run_dir: Path) -> None:
-    """Raises InputError where a run that begins would put its files among others, or its model in another's place."""
+    """Raises InputError if a new run would mix its files with something else, or overwrite another model."""
     for name, what in _OTHERS.items():
         if (run_dir / name).exists():
             raise InputError(f"{run_dir} already holds {what}: choose another --out")

@@ -1,4 +1,4 @@
-"""The lines in which a pre-training run says what it is, before it begins."""
+"""The lines that a pre-training run prints before it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .loop import PretrainLoop
 
 
 def header(loop: PretrainLoop) -> str:
-    """What a run is, in lines: model, data, length and phases, device, backends."""
+    """The lines: model, data, length and phases, device, steps, backends."""
     config, bert, shards = loop.config, loop.model.config, loop.batches.data.shards
     length = counted(loop.total_steps, "step") if loop.total_steps else counted(config.max_minutes, "minute")
     plans = [phases.describe(config, phase) for phase in loop.phases]

@@ -13,15 +13,16 @@ from ..errors import InputError
 
 @contextlib.contextmanager
 def only_run(run_dir: Path) -> Iterator[None]:
-    """Holds ``run_dir/run.lock``, which is gone afterwards; the system lets go of it when the process ends in any way.
+    """Locks ``run_dir/run.lock`` and removes it afterwards; the system releases the lock however the process ends.
 
-    The lock is the process's and not the open file's: workers that outlive a killed trainer by seconds do not hold it.
+    It is a POSIX lock, which belongs to the process and not to the open file, so workers that outlive a killed trainer
+    by seconds do not hold it. On a file system without locks nothing is locked.
 
     Args:
         run_dir: an existing directory.
 
     Raises:
-        InputError: another process, which is named, trains into this directory.
+        InputError: another process, whose id is in the message, is using this directory.
     """
     path = run_dir / "run.lock"
     with open(path, "a+", encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""report.html of a pre-training run, and of several side by side: figures, options that differ, curves."""
+"""report.html of one pre-training run or of several side by side: figures, options that differ, curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .config import PretrainConfig
 from .metrics import read_metrics
 
 _MOST_POINTS = 1000
-# Figures of a row that are drawn against the step: name, what the axis says, scale, logarithmic.
+# Values of rows that are drawn against the step: name, label of the axis, factor, whether the axis is logarithmic.
 _CURVES = (
     ("mlm_loss", "{words} cross-entropy (nats)", 1.0, False),
     ("nsp_loss", "next-sentence cross-entropy (nats)", 1.0, False),
@@ -30,7 +30,7 @@ _CURVES = (
     ("memory_mib", "peak memory (MiB)", 1.0, False),
     ("loss_scale", "loss scale", 1.0, True),
 )
-# Figures of rows whose median is told: name, what it is called, scale.
+# Values of rows whose median is reported: name, label, factor.
 _MEDIANS = (
     ("tokens_per_second", "tokens a second (median)", 1),
     ("executed_tokens_per_second", "executed tokens a second (median)", 1),
@@ -49,10 +49,10 @@ class Run:
     """A run directory's options and rows.
 
     Args:
-        name: its directory's, told apart from those of other runs.
-        directory: where it is.
+        name: the end of the directory's path, as much as distinguishes it from other runs.
+        directory: the path.
         config: the options.
-        rows: of metrics.jsonl.
+        rows: the rows of metrics.jsonl.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Run:
 
 
 def read_runs(directories: Sequence[str | os.PathLike]) -> list[Run]:
-    """Reads run directories.
+    """Reads run directories of `fastbert pretrain`.
 
     Raises:
-        InputError: there is no directory, or one that holds no run, or a run without a row.
+        InputError: no directory was given, or one holds no run, or a run has no rows yet.
     """
     if not directories:
         raise InputError("expected at least one run directory of `fastbert pretrain`, got none")
@@ -92,7 +92,7 @@ def read_runs(directories: Sequence[str | os.PathLike]) -> list[Run]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as tell them apart."""
+    """The ends of the paths, with as many parts as are needed to distinguish them."""
     parts = [path.resolve().parts for path in paths]
     for count in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-count:]) for part in parts]
@@ -102,13 +102,13 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _predicted_words(configs: Sequence[PretrainConfig]) -> str:
-    """The name of what the runs predict, by their objectives, as the figures' labels have it."""
+    """What the runs predict, by their objectives, for labels: "masked-LM", "next-word" or both."""
     names = {"mlm": "masked-LM", "causal": "next-word"}
     return " or ".join(name for key, name in names.items() if any(c.samples.objective == key for c in configs))
 
 
 def figures(run: Run) -> dict[str, float | int | str]:
-    """What the run came to, by name; what it did not measure is left out."""
+    """The figures of a run, by label; those that it did not measure are left out."""
     train = run.kind("train")
     last = train[-1] if train else {}
     seconds = sum(row.get("seconds", 0.0) for row in train)
@@ -135,7 +135,7 @@ def _heldout_figures(run: Run) -> dict[str, float | None]:
     finite = [row for row in run.kind("heldout") if math.isfinite(row.get("mlm_loss", math.nan))]
     if not finite:
         return {}
-    # A later phase's samples are others: its best is the run's.
+    # Losses of different phases cannot be compared, so the best of the last phase counts.
     phase = [row for row in finite if row.get("phase") == finite[-1].get("phase")]
     best = min(phase, key=lambda row: row["mlm_loss"] + row.get("nsp_loss", 0.0))
     words = _predicted_words([run.config])
@@ -149,14 +149,14 @@ def _heldout_figures(run: Run) -> dict[str, float | None]:
 
 
 def table(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
-    """Header and lines: a figure a line, a run a column."""
+    """The header and the lines of a table with one figure per line and one run per column."""
     columns = [figures(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
     return ["", *(run.name for run in runs)], [[name, *(c.get(name, "") for c in columns)] for name in names]
 
 
 def differences(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
-    """Header and lines of the options in which runs differ; where they write does not count."""
+    """The header and the lines of a table of the options in which runs differ, except out and resume."""
     options = [run.config.options() for run in runs]
     differ = [name for name in options[0] if len({str(option[name]) for option in options}) > 1]
     names = [name for name in differ if name not in ("out", "resume")]
@@ -164,7 +164,7 @@ def differences(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
 
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike) -> Path:
-    """Writes one page about one run or several; it needs nothing else. Returns its path."""
+    """Writes a self-contained page about one run or several; returns its path."""
     alone = len(runs) == 1
     page = HtmlReport(f"Pre-training run {runs[0].name}" if alone else f"{len(runs)} pre-training runs")
     page.heading("Figures")
@@ -192,7 +192,7 @@ def write_report(runs: Sequence[Run], path: str | os.PathLike) -> Path:
 
 
 def write_pages(run_dir: Path, config: PretrainConfig, rows: list[dict], best: dict) -> list[Path]:
-    """loss.png and report.html of a run that ends; returns all that is in its directory."""
+    """Writes loss.png and report.html of a finished run; returns the paths of everything in its directory."""
     from .plots import loss_plot
 
     words = _predicted_words([config])
@@ -203,7 +203,7 @@ def write_pages(run_dir: Path, config: PretrainConfig, rows: list[dict], best: d
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Means of neighbours where there are too many, so that a page on a long run stays small."""
+    """Replaces groups of neighbouring points by their means if there are too many, to keep the page small."""
     stride = -(-len(points) // _MOST_POINTS) or 1
     groups = (points[first : first + stride] for first in range(0, len(points), stride))
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
@@ -227,7 +227,7 @@ def _curve(runs: Sequence[Run], name: str, label: str, scale: float, logarithmic
 
 
 def _time(runs: Sequence[Run]) -> str:
-    """A bar a run: the share of the time of its steps in each part, and what is in none of them."""
+    """One bar per run: the shares of its steps' time in each part, and the rest."""
     rows = []
     for run in runs:
         known = figures(run)

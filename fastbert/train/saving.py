@@ -1,4 +1,4 @@
-"""What a pre-training run keeps for going on: its checkpoints, whole or in the background, and their way back."""
+"""The checkpoints of a pre-training run: what they contain, when they are written, and how a run resumes from one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 
 class RunCheckpoints:
-    """Saves and restores a `PretrainLoop`; of several ranks the first one writes.
+    """Saves and restores a `PretrainLoop`; all ranks call these methods, and the first one writes.
 
-    With ``config.async_save`` training waits only for a copy of the tensors. With ``config.save_errors`` "continue" a
-    checkpoint that cannot be written is told and training goes on; the last one of a run has to be written all the
-    same, since nothing would be left of the run.
+    With ``config.async_save`` training only waits for a copy of the tensors. With ``config.save_errors`` "continue" a
+    checkpoint that cannot be written is reported and training continues; but the last one of a run has to be written,
+    since otherwise nothing would be left of the run.
+
+    Args:
+        loop: the run.
 
     Attributes:
-        failed: how many checkpoints could not be written.
+        saved_at: the step of the last checkpoint, written or under way; None if there is none.
+        failed: the number of checkpoints that could not be written.
     """
 
     def __init__(self, loop: PretrainLoop) -> None:
@@ -35,10 +39,13 @@ class RunCheckpoints:
         self.failed = 0
 
     def save(self, *, last: bool = False) -> None:
-        """Writes a checkpoint of the present step, or begins to.
+        """Writes a checkpoint of the current step, or starts to with ``config.async_save``.
+
+        Args:
+            last: whether it is the last of the run: it is written at once, and an error ends the run in any case.
 
         Raises:
-            CheckpointError: it, or the one before it, cannot be written and errors end the run.
+            CheckpointError: it, or the one before it, cannot be written, and errors end the run.
         """
         loop = self._loop
         loop.flush_rows()
@@ -66,31 +73,31 @@ class RunCheckpoints:
             self._failure(error, last)
 
     def check(self) -> None:
-        """After every step: an error of the background comes to light. Raises as `save`."""
+        """Called after every step, to raise an error of a save in the background, as `save` does."""
         try:
             self._background.check()
         except CheckpointError as error:
             self._failure(error, False)
 
     def _settle(self) -> None:
-        """Waits for the background. Raises as `save`."""
+        """Waits for the save in the background. Raises as `save`."""
         try:
             self._background.wait()
         except CheckpointError as error:
             self._failure(error, False)
 
     def finish(self) -> None:
-        """Waits for what is under way and, if the newest step is not on the disk, writes it. Raises as `save`."""
+        """Waits for a save under way, and writes a checkpoint if the last step has none. Raises as `save`."""
         self._settle()
         if self._any(self.saved_at != self._loop.step):
             self.save(last=True)
 
     def _any(self, here: bool) -> bool:
-        """Whether it is so on any rank: what follows is done by all or by none."""
+        """Whether it is true on any rank, so that all ranks decide alike."""
         return self._loop.engine.reduce([float(here)])[0] > 0
 
     def attempt(self, write: Callable[[], None]) -> bool:
-        """Writes something else of the run; False where it cannot be written and errors do not end the run."""
+        """Calls ``write``; returns False if it raised CheckpointError on any rank and errors do not end the run."""
         failed = False
         try:
             write()
@@ -103,7 +110,8 @@ class RunCheckpoints:
         return self
 
     def __exit__(self, *_exception) -> None:
-        """Waits for what is under way, however the run ended; a failure is only told, for a better reason is known."""
+        """Waits for a save under way, however the run ended. A failure is only printed: it must not hide the error that
+        ended the run."""
         try:
             self._background.wait()
         except CheckpointError as error:
@@ -137,10 +145,11 @@ class RunCheckpoints:
         }
 
     def restore(self, path: Path) -> None:
-        """Goes on from a checkpoint.
+        """Resumes from a checkpoint.
 
         Raises:
-            CheckpointError: it is damaged, or of another model or vocabulary, or the batches would be others.
+            CheckpointError: it is damaged, or its model, optimiser, vocabulary, phases or order of batches are not
+                those of this run.
         """
         loop = self._loop
         tensors, state, _ = checkpoint.load(path)
@@ -159,7 +168,7 @@ class RunCheckpoints:
                 f"{loop.config.optimizer}; to change it, start a new run from its model"
             )
         heads = state.get("num_attention_heads", _heads(loop))
-        if heads != _heads(loop):  # the shapes of the weights do not tell
+        if heads != _heads(loop):  # the shapes of the weights do not show it
             raise CheckpointError(
                 f"{path}: expected a model of {heads} attention heads, as it was trained, got one of {_heads(loop)}"
             )
@@ -175,20 +184,20 @@ class RunCheckpoints:
         loop.agreed_seconds = state["seconds"]
         loop.clock.go_on(state["seconds"], state.get("processor_seconds", 0.0))  # older checkpoints do not say
         self.saved_at, loop.evaluated_at = loop.step, state["evaluated_at"]
-        # A line may span the interruption: it is the line of the run that had none.
+        # A line that spans the interruption then has the figures of an uninterrupted run.
         loop.window = Window.of_rank(state["windows"], loop.engine.world.rank, loop.engine.world.size)
         if loop.spikes and state.get("spikes"):
             loop.spikes.restore(state["spikes"])
-        # In a new run directory the best model of the old one is not there to be kept.
+        # The best model so far is not in a new run directory.
         loop.best = state["best"] if has_model(loop.run_dir) else {}
 
     def _order(self) -> dict:
-        """What decides which tokens are in which batch: a place in the data means nothing under another order."""
+        """What decides which tokens are in which batch; with another order, the saved place in it means nothing."""
         loop = self._loop
         manifest = loop.batches.data.shards.manifest
         digest = manifest.digest("train/")
         samples = {f"samples.{name}": value for name, value in dataclasses.asdict(loop.batches.data.config).items()}
-        shape = {"cuda_graph": True} if loop.fixed_shape else {}  # their batches hold other samples
+        shape = {"cuda_graph": True} if loop.fixed_shape else {}  # batches of one shape hold other samples
         return json.loads(json.dumps({"data": digest, "token_budget": loop.phase.token_budget, **shape, **samples}))
 
     def _check_order(self, path: Path, saved: dict) -> None:

@@ -1,8 +1,8 @@
-"""What more GPUs do to a step: its batch, the bytes that each of them sends, and its time; without torch.
+"""How a step scales with the number of GPUs: its batch, the bytes that each GPU sends, and its time; without torch.
 
-N ranks pass a tensor of S bytes around a ring: an all-reduce sends 2 (N - 1) / N S from each rank, an all-gather and a
-reduce-scatter (N - 1) / N S. Which collectives a step has is told by `collectives`; tests count the bytes that gloo
-hands to its sockets.
+Collectives on a tensor of S bytes are computed as rings of N ranks: in an all-reduce each rank sends 2 (N - 1) / N S
+bytes, in an all-gather or a reduce-scatter (N - 1) / N S. `collectives` lists those of a step; tests compare them with
+the bytes that gloo hands to its sockets.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 _RING = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-# Twelve figures or so that ranks agree on before a step, in float64 (fastbert.train.loop), and DeepSpeed's own.
+# The five float64 that ranks sum before a step (`PretrainLoop._agree`).
 _AGREED = 40
-# At stage 3 DeepSpeed keeps what it gathered for forward until backward in models up to this size
-# (stage3_max_reuse_distance).
+# In models up to this many parameters, DeepSpeed's stage 3 keeps the weights gathered for the forward pass until the
+# backward pass (stage3_max_reuse_distance).
 _REUSED = 1_000_000_000
 
 
@@ -23,10 +23,10 @@ class Collective:
     """A collective of a step.
 
     Args:
-        what: what travels.
-        kind: how.
+        what: what is sent, in words.
+        kind: the collective.
         size: bytes of the whole tensor.
-        count: times a step.
+        count: how often in a step.
     """
 
     what: str
@@ -35,7 +35,7 @@ class Collective:
     count: int = 1
 
     def sent(self, ranks: int, gloo: bool = False) -> float:
-        """Bytes that each rank sends for it in a step; gloo scatters by way of a whole all-reduce."""
+        """Bytes that each rank sends in a step; gloo implements reduce-scatter by an all-reduce."""
         turns = 2.0 if gloo and self.kind == "reduce_scatter" else _RING[self.kind]
         return turns * (ranks - 1) / ranks * self.size * self.count
 
@@ -51,26 +51,26 @@ def collectives(
     persistent: int = 0,
     reused: bool | None = None,
 ) -> list[Collective]:
-    """What travels in a step.
+    """The collectives of a step.
 
     Args:
-        parameters: numbers in the model, tied ones once.
+        parameters: the number of parameters, tied ones counted once.
         zero: DeepSpeed's stage; None = torch's DistributedDataParallel.
-        micro_batches: that a rank accumulates.
-        gradient_bytes, parameter_bytes: of a number that travels.
-        lamb_tensors: tensors that LAMB scales; of shards their norms are summed up, 2 float64 each.
-        persistent: numbers in tensors that stage 3 keeps whole (of at most 100,000 numbers each, DeepSpeed's
+        micro_batches: micro-batches that a rank accumulates.
+        gradient_bytes, parameter_bytes: bytes per element as sent.
+        lamb_tensors: the number of tensors that LAMB scales; if they are sharded, two float64 norms of each are summed.
+        persistent: parameters in tensors that stage 3 keeps whole (at most 100,000 elements each, DeepSpeed's
             stage3_param_persistence_threshold).
-        reused: whether stage 3 keeps what it gathered from forward to backward; None = by the model's size.
+        reused: whether stage 3 keeps gathered weights from forward to backward; None = by the model's size.
     """
     gradients, weights = gradient_bytes * parameters, parameter_bytes * parameters
     if not zero:
-        # Micro-batches before the last add up on their rank.
+        # Gradients are only sent with the last micro-batch.
         return [Collective("gradients", "all_reduce", gradients), Collective("counts", "all_reduce", _AGREED)]
     found = [Collective("counts", "all_reduce", _AGREED)]
     if zero < 3:
-        # DeepSpeed sums gradients by all-reduce here, and each rank then looks at its own shard; at stage 2, whose
-        # ranks keep no more than that, after every micro-batch.
+        # DeepSpeed sums gradients by an all-reduce here, from which each rank takes its shard. At stage 2, where ranks
+        # keep only their shards, it does so after every micro-batch.
         found.append(Collective("gradients", "all_reduce", gradients, 1 if zero == 1 else micro_batches))
         found.append(Collective("updated weights", "all_gather", weights))
     else:
@@ -92,12 +92,12 @@ def sent(step: list[Collective], ranks: int, gloo: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """How fast bytes leave a rank.
+    """Bandwidths.
 
     Args:
-        inside: bytes a second between the GPUs of one machine.
-        between: bytes a second of each GPU to other machines.
-        per_machine: GPUs in one.
+        inside: bytes per second between the GPUs of one machine.
+        between: bytes per second from each GPU to other machines.
+        per_machine: GPUs in a machine.
     """
 
     inside: float = 450e9
@@ -105,20 +105,20 @@ class Network:
     per_machine: int = 8
 
     def bandwidth(self, ranks: int) -> float:
-        """The bandwidth of a ring of so many ranks, which is that of its slowest link."""
+        """The bandwidth of a ring of this many ranks, which is that of its slowest link, in bytes per second."""
         return self.inside if ranks <= self.per_machine else self.between
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step on some ranks.
+    """A step on a number of ranks.
 
     Args:
-        ranks: how many.
-        sequences: of the step, over all ranks.
-        micro_batches: that each rank accumulates.
+        ranks: the number of ranks.
+        sequences: sequences in the step, over all ranks.
+        micro_batches: micro-batches that each rank accumulates.
         sent: bytes that each rank sends.
-        compute, communication: seconds.
+        compute, communication: seconds of each.
     """
 
     ranks: int
@@ -130,17 +130,17 @@ class Step:
 
     @property
     def shortest(self) -> float:
-        """Seconds where all communication goes on behind the computation."""
+        """Seconds if communication and computation overlap completely."""
         return max(self.compute, self.communication)
 
     @property
     def longest(self) -> float:
-        """Seconds where none does."""
+        """Seconds if they do not overlap."""
         return self.compute + self.communication
 
     @property
     def efficiency(self) -> float:
-        """The least share of the time in which the GPUs compute."""
+        """The share of the time in which the GPUs compute, without overlap."""
         return self.compute / self.longest
 
 
@@ -153,13 +153,16 @@ def step(
     network: Network = Network(),
     **travelling,
 ) -> Step:
-    """A step of a wanted batch on some ranks.
+    """A step of a given batch size on a number of ranks.
 
     Args:
-        batch_sequences: of a step over all ranks; a rank has one micro-batch at least.
-        sequences_per_micro_batch: that a rank holds at a time; on more ranks than there are full ones, fewer.
-        sequences_per_second: that one rank computes.
-        travelling: options of `collectives`.
+        parameters: the number of parameters, tied ones counted once.
+        ranks: the number of ranks.
+        batch_sequences: sequences in a step over all ranks.
+        sequences_per_micro_batch: sequences in a full micro-batch; with very many ranks, micro-batches are smaller.
+        sequences_per_second: what one rank computes.
+        network: bandwidths.
+        travelling: further options of `collectives`.
     """
     share = batch_sequences / ranks
     micro_batches = max(round(share / sequences_per_micro_batch), 1)

@@ -1,25 +1,27 @@
-"""A step whose loss stands far above those before it is left out, as large runs do by hand."""
+"""Leaves out steps whose loss is far above the previous ones, as is done by hand in large runs."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
-# So many in a row are no spike but a new level, of other data say: it is accepted, and the window begins again.
+# After this many in a row it is not a spike but a new level, perhaps of other data: it is accepted, and the window
+# starts afresh.
 _IN_A_ROW = 5
 
 
 class SpikeRule:
-    """Says whether a step is to be left out: its loss is over ``mean + sigma * deviation`` of the last accepted ones.
+    """Decides whether a step is left out: if its loss is above ``mean + sigma * deviation`` of the last accepted ones.
 
-    Only a full window decides, so the first steps, in which the loss falls fast, are never left out.
+    Until the window is full every step is accepted, so the first steps, in which the loss falls fast, are never left
+    out.
 
     Args:
-        sigma: how many standard deviations above the mean.
-        window: losses of so many accepted steps are looked at.
+        sigma: the limit in standard deviations above the mean.
+        window: the number of accepted losses from which mean and deviation are computed.
 
     Attributes:
-        count: steps left out so far.
+        count: the number of steps left out so far.
     """
 
     def __init__(self, sigma: float, window: int) -> None:
@@ -30,13 +32,14 @@ class SpikeRule:
 
     @property
     def limit(self) -> float:
-        """The largest loss that is accepted now."""
+        """The largest loss that is accepted at present."""
         if len(self._losses) < self.window:
             return float("inf")
         return statistics.fmean(self._losses) + self.sigma * statistics.pstdev(self._losses)
 
     def leaves_out(self, loss: float) -> bool:
-        """Takes note of a step's loss; True where its update is to be skipped. The engine sees to NaN and inf."""
+        """Records a step's loss; returns whether its update is to be left out. A loss of NaN is left to the engine,
+        which skips steps whose gradient is not finite."""
         if loss > self.limit:
             self._in_a_row += 1
             if self._in_a_row <= _IN_A_ROW:
@@ -49,13 +52,13 @@ class SpikeRule:
         return False
 
     def forget(self) -> None:
-        """Begins the window again."""
+        """Starts with an empty window."""
         self._losses, self._in_a_row = [], 0
 
     def state(self) -> dict:
-        """What a checkpoint keeps."""
+        """What a checkpoint stores."""
         return {"count": self.count, "losses": list(self._losses), "in_a_row": self._in_a_row}
 
     def restore(self, state: dict) -> None:
-        """Goes on from `state`."""
+        """Restores `state`."""
         self.count, self._losses, self._in_a_row = state["count"], list(state["losses"]), state["in_a_row"]

@@ -1,4 +1,4 @@
-"""A watch on the training loop: where no step ends for some minutes, the stacks of all threads go into a file."""
+"""A watchdog of the training loop: if no step ends for some minutes, it writes the stacks of all threads to a file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _log = logging.getLogger("fastbert")
 
 
 class StallWatch:
-    """Writes ``run_dir/stall-RANK.txt`` when nobody has called `alive` for so long, and again after as long.
+    """Writes ``run_dir/stall-RANK.txt`` if `alive` is not called for some minutes, and again each time as many pass.
 
-    The timer is faulthandler's, a thread without Python: it sees a process that waits in a collective or in a kernel
-    while it holds the interpreter. A process has one such timer, so one watch at a time works.
+    The timer is faulthandler's, a C thread that needs no GIL, so it also works while the process hangs in a collective
+    or a kernel. A process has only one such timer, so only one watch can be active at a time.
 
     Args:
         run_dir: an existing directory.
-        minutes: how long a step may take; None watches nothing.
-        rank: of this process.
+        minutes: the longest time between calls; None disables the watch.
+        rank: the rank of this process.
     """
 
     def __init__(self, run_dir: str | os.PathLike, minutes: float | None, rank: int = 0) -> None:
@@ -31,7 +31,7 @@ class StallWatch:
 
     def __enter__(self) -> StallWatch:
         if self._seconds is not None:
-            # Opened now: a process that stands still, or a machine without memory, opens nothing.
+            # Opened in advance: a process that hangs cannot open files.
             self._file = open(self.path, "a", encoding="utf-8")
             self._size = self.path.stat().st_size
             self._arm()
@@ -50,11 +50,11 @@ class StallWatch:
         self._armed_at = time.monotonic()
 
     def alive(self) -> None:
-        """A step has ended."""
+        """Called after every step: restarts the timer."""
         if self._file is None:
             return
         passed = time.monotonic() - self._armed_at
-        # The timer is a thread that is joined and started anew: not for every step of a few milliseconds.
+        # Restarting the timer joins and starts a thread, too slow for every step of a few milliseconds.
         if passed < 0.05 * self._seconds:
             return
         size = self.path.stat().st_size

@@ -1,4 +1,4 @@
-"""steps.jsonl: a row for every step, where metrics.jsonl has means over the steps of a line."""
+"""steps.jsonl: one row per step, while a row of metrics.jsonl has means over the steps of a line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .window import Window
 
 
 class StepRows:
-    """Collects a row a step and writes them when a line or a checkpoint is due: nothing waits for the disk or for
-    other ranks in between.
+    """Collects one row per step and writes them when a line or a checkpoint is due, so that steps in between wait
+    neither for the disk nor for other ranks.
 
     Args:
-        path: of the file; None on a rank that writes nothing.
-        last_step: rows after it are dropped, since those steps will be done again.
+        path: the file; None on a rank that writes nothing.
+        last_step: the step of the checkpoint that a run resumes from, or 0; later rows in the file are dropped.
     """
 
     def __init__(self, path: Path | None, last_step: int) -> None:
@@ -30,21 +30,29 @@ class StepRows:
             self._file = Appender(path)
 
     def begin(self, window: Window) -> None:
-        """Steps from here on are what is added to this window."""
+        """Makes the window's current sums the start of the next step's row."""
         self._before = window.copy()
 
     def add(self, step: int, window: Window, **values: float | str) -> None:
-        """The window has one more step than at the last call.
+        """Adds the row of a step, from what the window has gained since the last call.
 
         Args:
-            values: what else the row says.
+            step: its number.
+            window: the sums, which include the step.
+            values: further values of the row.
         """
         self._pending.append(({"step": step, **values}, window.since(self._before)))
         self.begin(window)
 
     def flush(self, engine: LocalEngine, peak: float, window: Window) -> None:
-        """Writes what has come together, and adds the parts of its time to the window; every rank calls it at the same
-        step."""
+        """Writes the collected rows, and adds the times of their parts to the window. All ranks call it at the same
+        step.
+
+        Args:
+            engine: sums over ranks, and has the times.
+            peak: the peak of all ranks, in FLOP/s.
+            window: the window of the current line.
+        """
         times = engine.timer.seconds()
         for parts in times:
             window.add_parts(parts)
@@ -64,7 +72,7 @@ class StepRows:
 
 
 def _cut(path: Path, last_step: int) -> None:
-    """Drops the rows after a step, and a line that a crash cut off, from the end of the file backwards."""
+    """Drops the rows after a step and a line that a crash cut off, reading the file backwards from its end."""
     with open(path, "rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -81,7 +89,7 @@ def _cut(path: Path, last_step: int) -> None:
 
 
 def _line_start(file, end: int) -> int:
-    """Where the line that ends before ``end`` begins."""
+    """The offset at which the line that ends at ``end`` begins."""
     position, size = end - 1, 4096
     while position > 0:
         first = max(position - size, 0)

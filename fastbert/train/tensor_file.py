@@ -1,8 +1,8 @@
-"""Tensors to a safetensors file, block by block, with the SHA-256 of what was written.
+"""Writes tensors to a safetensors file block by block, and computes the SHA-256 of what was written.
 
-The library writes a file from one string of bytes, or without telling what it wrote; a checkpoint wants neither a
-second copy in memory nor a second pass over the file. The format is that of huggingface/safetensors: eight bytes with
-the length of a JSON header, the header, the tensors end to end.
+The safetensors library either serialises a file to one string of bytes or does not hash what it writes; here a
+checkpoint needs neither a second copy in memory nor a second pass over the file. The format is that of
+huggingface/safetensors: eight bytes with the length of a JSON header, the header, the tensors end to end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 
 _BLOCK = 16 << 20
-# One is filled, one hashed and written, and one waits.
+# Buffers: one is filled, one hashed and written, and one waits.
 _ROOMS = 3
 _PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
@@ -44,27 +44,31 @@ _NAMES = {
 
 
 def write_bytes(path: Path, data: bytes) -> dict:
-    """A small file, forced to the disk; returns its entry of a manifest."""
+    """Writes a small file and forces it to the disk; returns and raises as `write_tensors`."""
     return _write(path, len(data), iter([np.frombuffer(data, np.uint8)]))
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict:
-    """A safetensors file, forced to the disk; tensors that share memory are written each.
+    """Writes a safetensors file and forces it to the disk; tensors that share memory are each written in full.
+
+    Args:
+        path: the file.
+        tensors: by name; of any shape, on any device, of a dtype in `_NAMES`.
 
     Returns:
-        {"bytes": size, "sha256": hex}, computed from what was given to the disk.
+        the file's entry in a manifest, {"bytes": size, "sha256": hex}, computed from what was written.
 
     Raises:
-        CheckpointError: naming the file and its size, or a tensor of a dtype that the format does not know.
+        CheckpointError: the file, which is named with its size, cannot be written, or a tensor has another dtype.
     """
     header, size, order = _header(path, tensors)
     return _write(path, len(header) + size, _blocks(header, [tensors[name] for name in order]))
 
 
 def _header(path: Path, tensors: dict[str, Tensor]) -> tuple[bytes, int, list[str]]:
-    """The header with its length in front, the bytes of the tensors, and the order of these."""
+    """The header with its length in front, the total bytes of the tensors, and their names in order."""
     table, end = {}, 0
-    # The widest first, so that each begins at a multiple of its width.
+    # The widest dtypes first, so that each tensor begins at a multiple of its element size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     for name in order:
         tensor = tensors[name]
@@ -81,14 +85,14 @@ def _blocks(header: bytes, tensors: list[Tensor]) -> Iterator[np.ndarray]:
     yield np.frombuffer(header, np.uint8)
     for tensor in tensors:
         if tensor.numel():
-            # A slice at a time, so that of a GPU's tensor one block is on its way at most.
+            # One slice at a time, so that at most one block of a GPU's tensor is in the CPU's memory.
             flat = tensor.detach().reshape(-1).view(torch.uint8)
             for first in range(0, len(flat), _BLOCK):
                 yield flat[first : first + _BLOCK].cpu().numpy()
 
 
 def _write(path: Path, size: int, blocks: Iterator[np.ndarray]) -> dict:
-    """Copies, hashes and writes at the same time: the disk and SHA-256 are about as fast as each other."""
+    """Copies, hashes and writes at the same time, since SHA-256 and a disk are about equally fast."""
     digest = hashlib.sha256()
     stream = _Stream(blocks)
     try:
@@ -97,7 +101,7 @@ def _write(path: Path, size: int, blocks: Iterator[np.ndarray]) -> dict:
             ThreadPoolExecutor(1) as hashing,
             ThreadPoolExecutor(1) as writing,
         ):
-            # Anonymous maps begin at a page, which writing past the page cache asks for.
+            # Anonymous maps are aligned to pages, which O_DIRECT requires.
             maps = (mmap.mmap(-1, min(_BLOCK, max(size, 1))) for _ in range(_ROOMS))
             rooms: deque[tuple[np.ndarray, list[Future]]] = deque((np.frombuffer(m, np.uint8), []) for m in maps)
             while True:
@@ -120,14 +124,14 @@ def _write(path: Path, size: int, blocks: Iterator[np.ndarray]) -> dict:
 
 
 class _Stream:
-    """Blocks of any sizes, read in rooms of one size."""
+    """Reads blocks of any sizes into buffers of one size."""
 
     def __init__(self, blocks: Iterator[np.ndarray]) -> None:
         self._blocks = blocks
         self._rest = np.empty(0, np.uint8)
 
     def fill(self, room: np.ndarray) -> int:
-        """Copies into ``room`` until it is full or the blocks end; returns how many bytes."""
+        """Copies into the buffer until it is full or the blocks end; returns the number of bytes."""
         filled = 0
         while filled < len(room):
             if not len(self._rest):
@@ -136,7 +140,7 @@ class _Stream:
                     break
                 self._rest = following
             taken = min(len(room) - filled, len(self._rest))
-            # Not a memoryview's assignment, which would hold Python's lock against the training that goes on.
+            # Assigning to a memoryview would hold the GIL, for which the training thread would wait.
             np.copyto(room[filled : filled + taken], self._rest[:taken])
             self._rest = self._rest[taken:]
             filled += taken
@@ -144,25 +148,26 @@ class _Stream:
 
 
 def _put(file, piece: memoryview) -> None:
-    """Writes past the page cache where the file system can: about twice as fast, and what is cached stays cached."""
+    """Writes with O_DIRECT, past the page cache, if the file system supports it: about twice as fast, and nothing is
+    evicted from the cache."""
     direct = len(piece) % _PAGE == 0 and _set_direct(file, True)
     while piece:
         try:
             taken = file.write(piece)
         except OSError as error:
-            # A file system that takes the flag and then not the write.
+            # Some file systems accept the flag but not the write.
             if not direct or error.errno != errno.EINVAL:
                 raise
             taken = 0
         piece = piece[taken:]
-        if direct and piece:  # what is left need not begin at a page
+        if direct and piece:  # the rest may not be aligned to a page
             direct = _set_direct(file, False)
     if direct:
         _set_direct(file, False)
 
 
 def _set_direct(file, on: bool) -> bool:
-    """Whether the file is now written past the page cache."""
+    """Sets or clears O_DIRECT; returns whether that worked."""
     if not _DIRECT:
         return False
     flags = fcntl.fcntl(file.fileno(), fcntl.F_GETFL)

@@ -12,9 +12,9 @@ import torch
 class StepTimer:
     """Seconds that the parts of a step took.
 
-    On a CUDA device parts are bracketed by events, so that nothing waits for the device before `seconds` is asked for.
-    Communication under DDP goes on during backward: its seconds are those in which gradients were on their way, and
-    are part of backward's.
+    On a CUDA device parts are bracketed by events, so that the host does not wait for the device before `seconds`.
+    Under DDP communication overlaps with backward: its seconds are those during which gradients were being sent, and
+    are also part of backward's.
 
     Args:
         device: where the work is done.
@@ -26,7 +26,7 @@ class StepTimer:
         self._now: list[tuple[str, object, object]] = []
 
     def mark(self):
-        """A moment on the device, or on the clock."""
+        """The current time: an event on a CUDA device, otherwise seconds on the clock."""
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -35,7 +35,7 @@ class StepTimer:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Counts the block as a part of the step."""
+        """Counts the time of the block as a part of the step."""
         began = self.mark()
         yield
         self.add(name, began)
@@ -45,11 +45,11 @@ class StepTimer:
         self._now.append((name, began, self.mark()))
 
     def begin_step(self) -> None:
-        """Forgets what was timed since the last step's end: an evaluation communicates too."""
+        """Drops what was timed since the last step ended, such as an evaluation's communication."""
         self._now = []
 
     def end_step(self) -> None:
-        """Ends a step: times from here on are another's."""
+        """Ends a step: later times belong to the next."""
         self._steps.append(self._now)
         self._now = []
 
@@ -73,7 +73,7 @@ class StepTimer:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """The length of the union: buckets of gradients travel at the same time."""
+    """The length of the union of intervals, since several buckets of gradients are sent at the same time."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(end - max(begin, until), 0.0)

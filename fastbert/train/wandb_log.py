@@ -1,4 +1,4 @@
-"""A run's rows on Weights & Biases, where the user has it installed and asks for it."""
+"""A run's rows on Weights & Biases, if the user asks for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import InputError
 
 
 def check_installed(project: str | None) -> None:
-    """Raises InputError where rows are to go to wandb and it is not there."""
+    """Raises InputError if rows are to be sent to a project and wandb is not installed."""
     if project is None:
         return
     try:
@@ -19,11 +19,11 @@ def check_installed(project: str | None) -> None:
 
 
 class WandbLog:
-    """Sends rows to a project; as ``kind/name`` against the step, as TensorBoard shows them.
+    """Sends rows to a project, as values ``kind/name`` against the step, the names that TensorBoard gets too.
 
     Args:
-        project: None sends nothing and needs nothing installed.
-        run_dir: the run's directory, whose name is the run's; wandb's own files go into it.
+        project: the project's name; None sends nothing and does not need wandb.
+        run_dir: the run's directory, whose name becomes the run's name; wandb's own files go into it.
         config: the options of the run.
 
     Raises:
@@ -38,25 +38,25 @@ class WandbLog:
         import wandb
 
         directory = Path(run_dir).resolve()
-        # The directory is the run's identity, so that a resumed run goes on in its own curves.
+        # The id is kept in the run directory, so that a resumed run continues its own curves.
         self._run = wandb.init(
             project=project, name=directory.name, dir=str(directory), config=config, id=_id(directory), resume="allow"
         )
 
     def log(self, kind: str, step: int, values: dict) -> None:
-        """Adds a row; words are left out."""
+        """Sends the numbers of a row."""
         if self._run is not None:
             numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
             self._run.log(numbers, step=step)
 
     def close(self) -> None:
-        """Ends the run there."""
+        """Ends the run on Weights & Biases."""
         if self._run is not None:
             self._run.finish()
 
 
 def _id(directory: Path) -> str:
-    """The run's id at Weights & Biases, the same for every process that goes on with the run."""
+    """The run's id on Weights & Biases, the same for every process that continues the run."""
     path = directory / "wandb-id"
     if not path.exists():
         import uuid

@@ -1,4 +1,4 @@
-"""What a training line is made of: sums since the last one."""
+"""The sums from which a line of the training log is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import flops
 
 
 def memory_mib(device: torch.device) -> float:
-    """The most memory used so far: the GPU's where the model is on one, else this process's."""
+    """The peak memory so far in MiB: allocated on the GPU if the model is on one, otherwise this process's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     # Linux counts in KiB, macOS in bytes.
@@ -28,7 +28,13 @@ _CLOCKS = ("steps", "seconds", "data_seconds")
 
 
 class Window:
-    """Sums since the last line."""
+    """Sums over the steps since the last line.
+
+    Attributes:
+        steps, seconds, data_seconds: steps; seconds that they took; seconds of these spent waiting for data.
+        grad_norm, lr: those of the last step.
+        parts: seconds by part of a step (`fastbert.train.timing`).
+    """
 
     def __init__(self) -> None:
         self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0
@@ -38,13 +44,13 @@ class Window:
         self._labels = self._pairs = self._tokens = self._executed = 0
         self._flops = 0.0
         self.parts: dict[str, float] = {}
-        # Losses of micro-batches or steps that are still on a device, and how many of them the sums have.
+        # (5,) losses of micro-batches or steps, possibly still on a device, and how many of them are in the sums.
         self._waiting: list[torch.Tensor] = []
         self._fetched = 0
 
     @torch.no_grad()
     def add(self, batch: PackedBatch, out, loss: torch.Tensor) -> None:
-        """Adds the losses of a micro-batch; nothing waits for the device before `sums`."""
+        """Adds the losses of a micro-batch. The host does not wait for the device before `sums`."""
         labels, pairs = batch.num_labels, batch.num_pairs
         none = loss.new_zeros(())
         values = [loss, out.mlm_loss.double() * labels if labels else none]
@@ -54,11 +60,12 @@ class Window:
         self.wait_for(torch.stack([value.detach().double() for value in values]))
 
     def wait_for(self, losses: torch.Tensor) -> None:
-        """Adds (5,) sums of loss, masked-LM and next-sentence losses, and of right answers of both kinds."""
+        """Adds (5,) sums: of the loss, masked-LM losses, next-sentence losses, and correct predictions of either
+        kind."""
         self._waiting.append(losses)
 
     def count(self, batch: PackedBatch, config) -> None:
-        """Adds what the host knows of a micro-batch, before it goes to a device."""
+        """Adds what the host knows of a micro-batch: labels, pairs, tokens and FLOPs."""
         self._labels += batch.num_labels
         self._pairs += batch.num_pairs
         self._tokens += batch.num_real_tokens
@@ -73,18 +80,18 @@ class Window:
         self._fetched = len(self._waiting)
 
     def add_parts(self, seconds: dict[str, float]) -> None:
-        """Time of a step's parts (`fastbert.train.timing`)."""
+        """Adds the seconds of a step's parts (`fastbert.train.timing`)."""
         for name, value in seconds.items():
             self.parts[name] = self.parts.get(name, 0.0) + value
 
     def copy(self) -> Window:
-        """One that goes on from the same sums."""
+        """A copy with the same sums, for `since`."""
         other = copy.copy(self)
         other._waiting = list(self._waiting)
         return other
 
     def since(self, before: Window) -> Window:
-        """What has come since a `copy`, without the parts of its time; waits for nothing."""
+        """What has been added since a `copy`, without ``parts``; does not wait for the device."""
         later = Window()
         for name in (*_CLOCKS, *_COUNTS):
             setattr(later, name, getattr(self, name) - getattr(before, name))
@@ -93,12 +100,12 @@ class Window:
         return later
 
     def sums(self) -> list[float]:
-        """What adds up over ranks; waits for the device."""
+        """The values that can be summed over ranks; waits for the device."""
         self._fetch()
         return [getattr(self, name) for name in _SUMS]
 
     def with_sums(self, sums: Sequence[float]) -> Window:
-        """This window with other sums."""
+        """A copy of this window with other sums."""
         other = copy.copy(self)
         other._waiting, other._fetched, other.grad_norm = [], 0, float(self.grad_norm)
         for name, value in zip(_SUMS, sums, strict=True):
@@ -106,18 +113,18 @@ class Window:
         return other
 
     def state(self) -> dict:
-        """What a checkpoint keeps; waits for the device."""
+        """What a checkpoint stores; waits for the device."""
         whole = vars(self.with_sums(self.sums()))
         return {name: value for name, value in whole.items() if name not in ("_waiting", "_fetched")}
 
     @classmethod
     def over(cls, windows: Sequence[Window]) -> Window:
-        """The windows of all ranks as one."""
+        """One window from those of all ranks."""
         return windows[0].with_sums([sum(column) for column in zip(*(w.sums() for w in windows), strict=True)])
 
     @classmethod
     def of_rank(cls, saved: Sequence[dict], rank: int, world_size: int) -> Window:
-        """What a rank goes on from: its own sums or, where there were other ranks, rank 0 all."""
+        """The window that a rank resumes with: its own, or, if the number of ranks has changed, all sums on rank 0."""
         windows = [cls() for _ in saved]
         for window, values in zip(windows, saved, strict=True):
             vars(window).update(values)
@@ -127,7 +134,7 @@ class Window:
         return whole if rank == 0 else whole.with_sums([0] * len(_SUMS))
 
     def row(self, peak: float) -> dict:
-        """The figures of a line, from the sums; ``peak`` is the machine's arithmetic, in flop/s."""
+        """The figures of a line; ``peak`` is the peak of all ranks, in FLOP/s."""
         labels, seconds = max(self._labels, 1), max(self.seconds, 1e-9)
         row = {
             "loss": self._loss / max(self.steps, 1),

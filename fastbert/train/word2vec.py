@@ -1,4 +1,4 @@
-"""word2vec (Mikolov et al. 2013) by gensim: vectors of tokens from the very tokens that the other models train on."""
+"""word2vec (Mikolov et al. 2013) by gensim: static vectors of the same tokens that the other models are trained on."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from ..errors import DataError, InputError
 from ..models.static import StaticEncoder
 from ..options import check_choices
 
-# gensim leaves out what stands after so many tokens of a sentence.
+# gensim ignores what follows after this many tokens of a sentence.
 _LONGEST = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig:
-    """How vectors are made; the values are those of the paper's code for skip-gram (its rate for CBOW is 0.05), but for
-    the size, which is that of its published vectors, and for tokens that are rare.
+    """The options of word2vec. Defaults are those of the paper's code for skip-gram (whose rate for CBOW is 0.05),
+    except for size, which is that of its published vectors, and min_count.
 
-    One process with one thread: with one seed the vectors come to the same bits.
+    Training runs in one thread, so the same seed gives bitwise the same vectors.
     """
 
     algorithm: Literal["cbow", "skipgram"] = "skipgram"
     """Predict a token from the mean of its neighbours, or each neighbour from the token."""
     size: int = 300
-    """Numbers of a vector."""
+    """The dimension of a vector."""
     window: int = 5
-    """The most tokens on either side that are neighbours."""
+    """The most tokens on either side that count as neighbours."""
     negative: int = 5
-    """Tokens drawn by chance against each right one."""
+    """Negative samples: random tokens per correct one."""
     epochs: int = 5
     """Passes over the text."""
     min_count: int = 1
-    """Tokens that stand less often in the text have zeros."""
+    """Tokens that occur less often get vectors of zeros."""
     sample: float = 1e-3
-    """Share of the text above which a token is left out at times, the more often the more frequent it is."""
+    """Subsampling: tokens with a larger share of the text are randomly left out, more often the more frequent they
+    are."""
     lr: float = 0.025
-    """The rate at the start; it falls to next to nothing."""
+    """The initial learning rate; it falls linearly to nearly 0."""
     seed: int = 0
-    """Of the first vectors and all draws."""
+    """Seed of the initial vectors and all random draws."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -57,12 +58,12 @@ class Word2VecConfig:
         for name in ("lr", "sample"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
-        if type(self.seed) is not int or not 0 <= self.seed < 1 << 32:  # numpy's, by which gensim draws
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 32:  # gensim draws by numpy, whose seeds are uint32
             raise InputError(f"seed must be a whole number from 0 to 2^32 - 1 for word2vec, got {self.seed}")
 
 
 class ShardSentences:
-    """The sentences of a split, as ids; can be read again and again."""
+    """Iterates over the sentences of a split, as arrays of token ids; any number of times."""
 
     def __init__(self, shards: ShardSet) -> None:
         self.shards = shards
@@ -72,7 +73,7 @@ class ShardSentences:
 
 
 class _Words:
-    """What gensim reads: lists of strings, no longer than it takes them."""
+    """Sentences in the form that gensim reads: lists of strings, of at most `_LONGEST`."""
 
     def __init__(self, sentences: Iterable[Sequence[int]]) -> None:
         self.sentences = sentences
@@ -94,7 +95,7 @@ _NEEDED = "word2vec needs gensim: pip install 'fastbert[study]', under Python 3.
 
 
 def check_installed() -> None:
-    """Raises InputError where gensim is not installed."""
+    """Raises InputError if gensim is not installed."""
     if importlib.util.find_spec("gensim") is None:
         raise InputError(_NEEDED)
 
@@ -102,20 +103,20 @@ def check_installed() -> None:
 def train_word2vec(
     sentences: Iterable[Sequence[int]], vocab_size: int, config: Word2VecConfig | None = None, **values
 ) -> StaticEncoder:
-    """Trains vectors.
+    """Trains a table of vectors.
 
     Args:
-        sentences: ids of tokens; read `epochs` + 1 times, so no iterator (`ShardSentences`, a list).
-        vocab_size: rows of the table.
-        config: how; None for the defaults.
+        sentences: sequences of token ids; read `epochs` + 1 times, so not an iterator (`ShardSentences`, a list).
+        vocab_size: V, the rows of the table.
+        config: the options; None for the defaults.
         values: further fields of the model's configuration, such as pad_token_id.
 
     Returns:
-        the encoder, in evaluation mode.
+        the encoder, in evaluation mode, with a (V, config.size) float32 table.
 
     Raises:
-        InputError: gensim is not installed, or the sentences can be read only once or are not of ids.
-        DataError: the sentences hold no token often enough.
+        InputError: gensim is not installed, or the sentences can be read only once or do not consist of ids.
+        DataError: no token occurs ``min_count`` times, or an id is outside 0..V-1.
     """
     try:
         from gensim.models import Word2Vec

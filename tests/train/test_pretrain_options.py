@@ -261,7 +261,7 @@ def test_no_data(recipe, tmp_path):
 
 def test_no_such_model(recipe, tmp_path):
     for name in (str(tmp_path / "none"), "roberta-base"):
-        said = f"model '{name}' is no directory to go on from, and a model size must be one of"
+        said = f"model '{name}' is not a directory to go on from, and a model size must be one of"
         refused(recipe(model=name), InputError, re.escape(said))
 
 
