@@ -219,8 +219,8 @@ def encoded_by(model: nn.Module, *inputs: Any, **options: Any) -> Encoded:
     output = model(*inputs, return_dict=True, encoded=made, **options)
     if not made:
         raise InputError(
-            f"a forward put in the place of {type(model).__name__}'s must call that one with all that it is given, "
-            "since a head goes on from the tokens that it packed; it was not called"
+            f"a forward that replaces {type(model).__name__}'s must call the original with all of its arguments, "
+            "since the head needs the tokens that the original packs; it was not called"
         )
     encoded = made[-1]
     hidden = encoded.tokens.shape.tokens_of(output[0], encoded.hidden)
@@ -299,7 +299,7 @@ class HeadDropout(nn.Module):
         """x (N, H) -> (N, H), the same dtype; ``tokens`` hold the dropout key of the pass."""
         if not self.training or not self.p:
             return x
-        # Without a key in ``tokens`` if the model below the head is frozen in evaluation mode.
+        # ``tokens`` have no key if the model below the head is frozen in evaluation mode.
         return ops.dropout(x, (tokens.key or rng.current()).site(self.p, rng.HEAD_SITE))
 
     def extra_repr(self) -> str:

@@ -1,9 +1,9 @@
 """ELMo (Peters et al. 2018): two language models of LSTM layers, one in each direction, over words read as characters.
 
 Both directions share the vectors of words and the softmax layer (section 3.1). A token's hidden state in a layer is
-that of both directions side by side, each of which has read the token itself: the forward one everything up to it, the
-backward one everything from it on. What predicts a token is the forward state one before it and the backward state one
-after it, neither of which has seen it.
+the concatenation of both directions' states, each of which has read the token itself: the forward one everything up to
+it, the backward one everything from it on. A token is therefore predicted from the forward state of the token before it
+and from the backward state of the token after it, neither of which has seen it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ElmoPreTrainedModel(PreTrainedModel):
         return self.base_model.embeddings
 
     def resize_token_embeddings(self, *_args, **_kwargs: Any) -> nn.Module:
-        """Refused: a vocabulary is a table of characters here."""
+        """Raises InputError: the vocabulary is a table of characters, which cannot be resized."""
         raise InputError("an ELMo's vocabulary is its table of characters: make a new model from another tokenizer")
 
 
@@ -66,8 +66,8 @@ class ElmoModel(ElmoPreTrainedModel):
     """The two language models without their softmax layer.
 
     Args:
-        config: sizes, and the characters of the vocabulary (`fastbert.data.characters.character_table`); weights that
-            are loaded bring them along.
+        config: sizes, and the characters of the vocabulary (`fastbert.data.characters.character_table`), which are
+            also part of the weights.
     """
 
     def __init__(self, config: ElmoConfig) -> None:
@@ -100,7 +100,7 @@ class ElmoModel(ElmoPreTrainedModel):
             batch: packed; its positions and segments are not read.
             characters: (T, W) of words that need not be of the vocabulary, in place of ``batch.input_ids``
                 (`of_words`).
-            output_hidden_states: every layer's states, and not the last one's alone.
+            output_hidden_states: whether every layer's states are returned, not only the last one's.
 
         Returns:
             ``last_hidden_state`` (T, H); ``hidden_states``, L+1 of them, of which the first has the words' vectors
@@ -181,13 +181,14 @@ class ElmoForPreTraining(ElmoPreTrainedModel):
         """The losses of both directions.
 
         Args:
-            batch: packed and not masked. Its ``mlm_positions`` and ``mlm_labels`` are the places that have a next token
-                and those tokens (objective "causal"), or None, which is the same.
+            batch: packed and not masked. ``mlm_positions`` are the indices of the tokens that have a next token and
+                ``mlm_labels`` those next tokens (objective "causal"); None computes them.
 
         Returns:
             ``loss`` = ``mlm_loss``, the mean of both directions' cross-entropy in nats; ``mlm_logits`` (N, V) of the
-            forward one for ``mlm_labels``. The backward one predicts, from the place after it, each of the N places.
-            Sentences of one token have nothing to predict and are left out. With N = 0 given the mean is 0/0, NaN.
+            forward direction for ``mlm_labels``. The backward direction predicts the token at each of the N places from
+            the state of the next token. Sentences of one token have nothing to predict and are left out. If the batch
+            gives N = 0 places, the mean is 0/0, NaN.
 
         Raises:
             InputError: labels that are not the next tokens, or none given and no sentence of two tokens.
@@ -246,7 +247,7 @@ def _start(linear: nn.Linear) -> None:
 
 
 def _start_lstm(layer: ProjectedLSTM) -> None:
-    """torch's initial weights, and forget gates that keep the cell's state."""
+    """Initialises an LSTM as torch does, but with forget gates that keep the cell's state."""
     layer.reset_parameters()
     for bias in (layer.bias_ih_l0, layer.bias_hh_l0):
         bias.zero_()

@@ -29,7 +29,7 @@ from .pretraining_heads import check_targets, word_loss
 
 
 class GPTPreTrainedModel(PreTrainedModel):
-    """Base class of `GPTModel` and of what stands on it.
+    """Base class of `GPTModel` and of the models that add a head to it.
 
     Args:
         config: a `GPTConfig` or `GPT2Config`, or any object with the fields of transformers' OpenAIGPTConfig or
@@ -58,7 +58,7 @@ class GPTPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def tensors_to_file(cls, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The other way: what `save_pretrained` writes, made of the tensors of ``state_dict``."""
+        """The inverse of `tensors_from_file`: the tensors that `save_pretrained` writes for those of ``state_dict``."""
         return gpt_files.to_file(state)
 
     def _word_embeddings(self) -> tuple[nn.Module, str]:
@@ -236,8 +236,8 @@ class GPTForPreTraining(GPTPreTrainedModel):
     Ref:
         Radford et al. 2018, section 3.1; Radford et al. 2019, section 2.3.
 
-    ``last_layer`` is an option of BERT's pre-training: all but one token of a sequence has a next one, so the last
-    layer is computed for all of them whatever it says.
+    ``last_layer`` is an option of BERT's pre-training and has no effect here: all tokens of a sequence but one have a
+    next token, so the last layer is computed for all of them.
     """
 
     last_layer = "all"
@@ -256,7 +256,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
 
     @property
     def architecture(self) -> str:
-        """What config.json says, so that other libraries know the file: transformers' class."""
+        """The class named in config.json, by which other libraries recognise the model: transformers'."""
         return "GPT2LMHeadModel" if self.config.pre_norm else "OpenAIGPTLMHeadModel"
 
     def logits(self, hidden: Tensor) -> Tensor:

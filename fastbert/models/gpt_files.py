@@ -13,7 +13,7 @@ _HEAD = "lm_head.weight"
 _BARE = ("wte.", "wpe.", "tokens_embed.", "positions_embed.", "h.", "ln_f.")
 # transformers' Conv1D multiplies x W and not x W^T.
 _TRANSPOSED = tuple(f"{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"))
-# Causal masks and position numbers that older releases saved.
+# Causal masks and position ids, which older releases of transformers saved.
 _COMPUTED = (".attn.bias", ".attn.masked_bias", "position_ids")
 
 

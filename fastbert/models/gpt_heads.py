@@ -51,8 +51,8 @@ class GPTHead(GPTPreTrainedModel):
         return model
 
     def add_task_tokens(self) -> None:
-        """Gives start, delimiter and extract tokens new rows of the embedding, drawn as at the start, at its end (the
-        paper's "randomly initialized start and end tokens"). A model that knows where texts begin keeps that token."""
+        """Appends randomly initialised embedding rows for the start, delimiter and extract tokens (the paper's
+        "randomly initialized start and end tokens"). A model that has a start-of-text token keeps it."""
         config = self.config
         if config.start_token_id is None:
             config.start_token_id = config.bos_token_id
@@ -138,7 +138,7 @@ class GPTForMultipleChoice(GPTHead):
         Args:
             input_ids: a `PackedBatch` of the choices of B questions, those of one question next to each other.
             labels: (B,) int64, the index of the right choice.
-            num_choices: C, or how many choices each question has, C being the most.
+            num_choices: C, the number of choices of every question, or a list of numbers of which C is the largest.
             lm_weight: as in `GPTForSequenceClassification`.
 
         Returns:

@@ -67,7 +67,7 @@ class Tokens:
     def _may_be_empty(self) -> bool:
         """Whether a sequence may be empty; unknown of tokens packed by the caller, whose bounds may be on a GPU.
 
-        If none is, two ops of torch are saved, whose time counts for a single short sentence.
+        If none is, two of torch's ops are saved, which are a noticeable part of the time for a single short sentence.
         """
         packing = self.shape.packing
         return packing is None or not packing.min_seqlen > 0
@@ -81,14 +81,14 @@ class Tokens:
         return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0)) if self._may_be_empty else first
 
     def first_rows(self) -> Tensor:
-        """(B,) int64: the index of each sequence's first kept token; that of some other one for an empty sequence."""
+        """(B,) int64: the index of each sequence's first kept token; that of some other token for an empty sequence."""
         first = self.cu_seqlens[:-1].long()
         if self.shape.keep is not None:  # on the padded path
             first = first + self.shape.keep.int().argmax(1)
         return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
 
     def last_rows(self) -> Tensor:
-        """(B,) int64: the index of each sequence's last kept token; that of some other one for an empty sequence."""
+        """(B,) int64: the index of each sequence's last kept token; that of some other token for an empty sequence."""
         last = self.cu_seqlens[1:].long() - 1
         if self.shape.keep is not None:
             last = last - self.shape.keep.flip(1).int().argmax(1)

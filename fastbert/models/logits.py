@@ -64,7 +64,7 @@ def choice_logits(scores: Tensor, num_choices: int | Sequence[int]) -> Tensor:
 
     Args:
         scores: (N, 1), those of a question next to each other.
-        num_choices: C for all questions, or a number for each question, C being the most.
+        num_choices: C, the number of choices of every question, or a list of numbers of which C is the largest.
 
     Returns:
         (B, C). Missing choices of a question have the dtype's lowest number: their probability is 0, and they get no

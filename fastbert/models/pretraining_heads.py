@@ -2,8 +2,8 @@
 
 The loss is over the tokens that a batch labels; a left-to-right BERT predicts next words there (section 5.1, "LTR").
 
-The vocabulary is the largest matrix of a small model, so logits are computed only for labelled tokens, and for all of
-them if there are no labels or with ``output_logits=True``.
+The product with the vocabulary's matrix is the largest of a small model, so logits are computed only for labelled
+tokens, and for all tokens if there are no labels or with ``output_logits=True``.
 """
 
 from __future__ import annotations

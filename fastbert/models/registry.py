@@ -1,21 +1,22 @@
-"""The kinds of models, by config.json's ``model_type`` or by what the user names: a size, or a directory.
+"""The kinds of models, found by config.json's ``model_type`` or by what the user names: a size, or a directory.
 
-A new kind is an entry of `ARCHITECTURES`. Its configuration is a `ModelConfig`; of a kind that can be pre-trained, with
+A new kind is an entry of `ARCHITECTURES`. Its configuration is a `ModelConfig`; if it can be pre-trained, with
 
     from_name(name, *, vocab_size, pad_token_id, **values)   a named size
     hidden_size, num_hidden_layers, vocab_size                read by plans and figures
     max_position_embeddings                                   the longest sequence, or None where there is no limit
     objectives                                                the `PretrainingConfig.objective`s that fit the model
 
-and, where BERT's arithmetic is not its own, ``forward_flops(tokens, squares, predicted)`` (`train.flops`). Its models
-have the habits of `PreTrainedModel` and take a `PackedBatch`:
+and, if its arithmetic differs from BERT's, ``forward_flops(tokens, squares, predicted)`` (`train.flops`). Its models
+have the interface of `PreTrainedModel` and take a `PackedBatch`:
 
     encoder        with ``output_hidden_states=True`` returns ``hidden_states``: ``config.num_hidden_layers`` + 1 of
-                   them, (T, H) each, what stands for the words first
-    pretraining    returns ``mlm_loss`` and ``mlm_logits`` of the batch's labels and ``nsp_loss`` and ``nsp_logits`` of
-                   its pairs (None, with ``next_sentence = False`` on the class, where it predicts none, else with
-                   ``next_sentence_parameters``, which without pairs have no gradient), and holds its layers as
-                   ``layers``. ``fixed_shapes = False`` on the class: no graph of its step can be captured.
+                   them, (T, H) each, the embeddings first
+    pretraining    returns ``mlm_loss`` and ``mlm_logits`` for the batch's labels, and ``nsp_loss`` and ``nsp_logits``
+                   for its pairs. A class without next-sentence prediction sets ``next_sentence = False`` and returns
+                   None for these; the others have ``next_sentence_parameters``, which get no gradient without pairs.
+                   Its layers are ``layers``. ``fixed_shapes = False`` on the class says that its step cannot be
+                   captured in a graph.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class Architecture:
         model_type: what config.json calls it.
         config: its configuration.
         encoder: the model without heads.
-        encoder_options: of that class's constructor, so that it makes nothing beyond hidden states.
+        encoder_options: options of that class's constructor with which it computes hidden states only.
         pretraining: the model with the heads that pre-training needs; None for a kind that is trained in another way.
         prefix: what the names of its sizes begin with; empty for BERT, whose sizes have none.
-        dropout_fields: of the configuration, the rates that one rate for all sets.
-        heads: of tasks, by what they read: "sequence" (a class or a number of a text or a pair), "choice".
+        dropout_fields: the fields of the configuration that are set by a single rate for all dropout.
+        heads: the tasks' models, by what they read: "sequence" (a class or a number for a text or a pair), "choice".
     """
 
     model_type: str
@@ -82,11 +83,11 @@ class Architecture:
         return _load(self.heads[reads])
 
     def rates(self, dropout: float | None) -> dict[str, float]:
-        """Values of the configuration for one dropout rate everywhere; none for None."""
+        """The configuration's fields that set this dropout rate everywhere; an empty dict for None."""
         return {} if dropout is None else dict.fromkeys(self.dropout_fields, dropout)
 
     def complete(self, config: ModelConfig, shards: Any) -> None:
-        """Gives a configuration of new weights what the training text decides, where it has ``complete_from``.
+        """Sets the fields that depend on the training text, for a new model whose configuration has ``complete_from``.
 
         Args:
             shards: `data.shards.ShardSet` of the training split, or None where there is no data yet.
@@ -162,7 +163,7 @@ def of_directory(directory: str | os.PathLike[str], kinds: Sequence[Architecture
 
 
 def of_model(name: str | os.PathLike[str]) -> Architecture:
-    """The kind of what `PretrainConfig.model` names: a directory with a config.json, or a size.
+    """The kind of the model that `PretrainConfig.model` names: a directory with a config.json, or a size.
 
     Raises:
         InputError: as `of_directory`.

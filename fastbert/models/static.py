@@ -1,4 +1,4 @@
-"""Static vectors: one per token, whatever its context. A baseline, with the interface of the other models."""
+"""Static vectors: one per vocabulary entry, whatever its context: a baseline with the interface of the other models."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class StaticEncoder(PreTrainedModel):
     def forward(
         self, batch: PackedBatch, *, output_hidden_states: bool | None = None, return_dict: bool | None = None
     ) -> BertModelOutput | tuple[Any, ...]:
-        """``last_hidden_state`` (T, H); ``hidden_states``, that alone. Raises InputError for an id outside them."""
+        """``last_hidden_state`` (T, H), which is also the only one of ``hidden_states``. Raises InputError for an id
+        outside the table."""
         if not isinstance(batch, PackedBatch):
             raise InputError(f"static vectors take a PackedBatch, got {type(batch).__name__}")
         check_range("input_ids", batch.input_ids, self.config.vocab_size, "the vocabulary has")

@@ -114,9 +114,10 @@ class BertForMultipleChoice(BertHead):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids: (B, C, S); or a `PackedBatch` of the choices of B
-                questions, those of one next to each other, with ``num_choices``.
+                questions, with the choices of a question next to each other, and ``num_choices``.
             labels: (B,) int64, the index of the right choice.
-            num_choices: C, for a `PackedBatch`; or how many each question has, C being the most.
+            num_choices: for a `PackedBatch`: C, the number of choices of every question, or a list of numbers of which
+                C is the largest.
 
         Returns:
             ``loss``: (), mean cross-entropy; ``logits``: (B, C), as `choice_logits` says.
@@ -277,14 +278,14 @@ class BertForQuestionAnswering(BertHead):
 
     @staticmethod
     def _rows(logits: Tensor, tokens) -> tuple[Tensor, Tensor]:
-        """(T, 2) -> (B, S, 2) and which of its places hold a token."""
+        """(T, 2) -> (B, S, 2), and (B, S) bool: whether there is a token."""
         if tokens.shape.packing is not None:
             ones = torch.ones(logits.shape[0], dtype=logits.dtype, device=logits.device)
             return tokens.unpack(logits), tokens.unpack(ones) != 0
         lengths = tokens.cu_seqlens.diff().long()
         columns = torch.arange(tokens.layout.max_seqlen, device=logits.device)
         kept = columns < lengths[:, None]
-        # By their places, and not by a mask, whose gradient waits for the device.
+        # By indices and not by a bool mask: its gradient would make the host wait for the device.
         bounds = tokens.cu_seqlens.long()
         places = torch.arange(len(logits), device=logits.device)
         sequences = torch.searchsorted(bounds[1:], places, right=True)
@@ -294,7 +295,7 @@ class BertForQuestionAnswering(BertHead):
 
     @staticmethod
     def _span_loss(logits: Tensor, kept: Tensor, positions: Tensor) -> Tensor:
-        # As in transformers: below 0 is column 0, past the end counts for nothing.
+        # As in transformers: a position below 0 counts as column 0, one past the end is ignored.
         positions = positions.view(-1).clamp(min=0)
         outside = positions >= logits.shape[1]
         inside = positions.clamp(max=max(logits.shape[1] - 1, 0))

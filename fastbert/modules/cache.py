@@ -15,7 +15,7 @@ from .layout import PackedLayout
 
 
 class KeyValueCache:
-    """Room for ``capacity`` tokens of each of B sequences in every layer, filled from the left.
+    """The keys and values of up to ``capacity`` tokens of each of B sequences in every layer, filled from the left.
 
     Args:
         layers, nheads, head_dim: those of the decoder.

@@ -44,8 +44,11 @@ class ElmoEmbeddings(nn.Module):
         """The vectors of tokens.
 
         Args:
-            input_ids: (T,) int64; a token that stands there often is computed once.
-            characters: (T, W) in place of the ids.
+            input_ids: (T,) int64; a token that occurs several times is computed once.
+            characters: (T, W) integers, in place of the ids.
+
+        Returns:
+            (T, P).
         """
         if characters is not None:
             return self.cnn(characters)
@@ -91,6 +94,6 @@ class ElmoEncoder(nn.Module):
         return directions[0], directions[1]
 
     def dropout(self, x: Tensor, number: int, side: int, key: rng.DropoutKey | None) -> Tensor:
-        """Drops at the input of a layer, or after the last one; each direction by itself."""
+        """Dropout of a layer's input (T, P), or of the last layer's output; each direction draws its own mask."""
         site = rng.FIRST_LAYER_SITE + number * rng.LAYER_SITES + side
         return x if key is None else ops.dropout(x, key.site(self.p, site))

@@ -112,8 +112,8 @@ def wants_gradient(mask: Tensor) -> bool:
 
 
 def _read_keys(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys (B or 1, S) bool that a 4-D mask keeps for the first query of the first head; and () bool, whether it
-    says the same for all queries and heads, and nothing else."""
+    """The keys (B or 1, S) bool that a 4-D mask keeps for the first query of the first head; and () bool, whether that
+    describes the mask: it is the same for all queries and heads, and every value means keep or drop."""
     # Older code masks by -10000 in place of finfo.min; the softmax of such a score is 0 in any dtype.
     keep = mask if mask.dtype == torch.bool else mask == 0
     either = keep if mask.dtype == torch.bool else keep | (mask <= -1e4)

@@ -40,10 +40,10 @@ class Order:
         offsets = lengths[by_length] - 1 - steps[:, None] if backwards else steps[:, None].expand(there.shape)
         tokens = (starts[by_length] + offsets)[there]
         self.batch_sizes = there.sum(1)  # (steps,) int64 on the CPU, as torch wants it
-        self.tokens = tokens.to(device)  # (T,) place -> token
+        self.tokens = tokens.to(device)  # (T,) index in the order of the steps -> token
         places = torch.empty_like(tokens)
         places[tokens] = torch.arange(len(tokens), device=places.device)
-        self.places = places.to(device)  # (T,) token -> place
+        self.places = places.to(device)  # (T,) the inverse: token -> index in the order of the steps
 
     def pack(self, x: Tensor) -> PackedSequence:
         """(T, F) in the order of the tokens -> what `torch.nn.LSTM` takes."""
@@ -107,7 +107,7 @@ class _Steps(torch.autograd.Function):
         return states
 
     @staticmethod
-    @once_differentiable("an LSTM's gradient has none of its own: expected a loss of first derivatives")
+    @once_differentiable("an LSTM's gradient cannot be differentiated: expected a loss without second derivatives")
     def backward(ctx, grad: Tensor):
         gates, states, cells, weight, projection = ctx.saved_tensors
         sizes, units = ctx.sizes, cells.shape[1]

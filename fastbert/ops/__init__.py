@@ -6,8 +6,8 @@ as its first implementation. The others are private:
     _cpu_*, _triton_*, _cuda_*        one op on one backend; _cpu, _triton and _cuda have what a backend's ops share,
                                       _cublaslt calls cuBLASLt
     _dispatch                         the table (op, backend) -> implementation, and the choice for a call
-    _contract                         checks for callers of torch.ops.fastbert.*, whom the contracts do not see
-    _invariant, _invariant_mode       batch-invariant mode: what ops ask of it, and the mode itself
+    _contract                         checks for calls of torch.ops.fastbert.*, which bypass the contracts
+    _invariant, _invariant_mode       batch-invariant mode: its interface for ops, and the mode itself
     _graph_mode, _triton_replay       CUDA graphs in inference: whether they are wanted, and the graphs
     _recompute                        activation checkpointing under the settings of the first pass
     _in_place, _needed_gradients, _double_backward

@@ -1,7 +1,8 @@
 """Checks of the arguments of a torch op that is called by its name (``torch.ops.fastbert.*``), in a graph or by hand.
 
-The functions of `fastbert.ops` check their arguments and call the kernels directly, which read raw memory by the sizes
-they are told. Calls that reach a kernel through torch's dispatcher are checked here, by a line for each op:
+Kernels read raw memory, trusting the sizes that they are given. The functions of `fastbert.ops` check their arguments
+and then call the kernels directly; calls that reach a kernel through torch's dispatcher are checked here. Each op
+describes its tensors in one line:
 
     x: activation (..., C); bias: parameter (C)
 
@@ -48,7 +49,7 @@ class Contract:
     Args:
         schema: of the op, in torch's notation.
         tensors: the line for the op, as in the module's docstring.
-        rest: is called with all arguments and raises InputError for what shapes and dtypes do not tell.
+        rest: called with all arguments; raises InputError for requirements other than shapes and dtypes.
     """
 
     def __init__(self, schema: str, tensors: str, rest: Callable[..., None] | None = None) -> None:

@@ -32,7 +32,7 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter)
 # Whether a gradient stands for a batch of gradients, under the vmap of torch.autograd (is_grads_batched=True, and
 # vectorize=True of torch.autograd.functional).
 _is_batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda _grad: False)
-# The private functions of torch that `is_watched` and `is_traced` need are all there.
+# Whether this torch has all private functions that `is_watched` and `is_traced` need.
 _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
     hasattr(torch._C, name) for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
 )
@@ -67,7 +67,7 @@ def why_not(
 
 
 def buffer(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uninitialised memory for a kernel to fill: on the CPU and of this dtype, whatever torch's default ones are."""
+    """Uninitialised memory for a kernel to fill: on the CPU and of this dtype, whatever torch's defaults are."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 

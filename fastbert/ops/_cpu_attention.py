@@ -17,13 +17,13 @@ from .attention import check_bias
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x (T, nheads, head_dim) with the heads of a token side by side; tokens may lie apart."""
+    """x (T, nheads, head_dim), copied unless each token's row is contiguous; the stride between tokens is free."""
     _, nheads, head_dim = x.shape
     adjacent = (head_dim == 1 or x.stride(2) == 1) and (nheads == 1 or x.stride(1) == head_dim)
     return x if adjacent else x.contiguous()
 
 
-# How many numbers past the end of a row of the bias a kernel may read (csrc/include/attention.h).
+# How many elements past the end of a row of the bias a kernel may read (csrc/include/attention.h).
 _BEHIND_A_ROW = 15
 
 
@@ -39,7 +39,7 @@ def bias_rows(bias: Tensor | None, cu_seqlens: Tensor) -> Tensor | None:
     if bias is None:
         return None
     longest = _native.extension().longest_sequence(cu_seqlens.data_ptr(), cu_seqlens.numel() - 1)
-    check_bias(bias, bias.shape[0], longest)  # not by max_seqlen, which is only what the caller says
+    check_bias(bias, bias.shape[0], longest)  # not max_seqlen: the caller's value may be wrong
     return F.pad(bias.detach().to(torch.float32), (0, _BEHIND_A_ROW)).contiguous()
 
 
@@ -110,7 +110,7 @@ def _backward(
     dout, q, k, v, out, bounds = *(_rows(x) for x in (dout, q, k, v, out)), _bounds(cu_seqlens)
     lse, rows = lse.contiguous(), bias_rows(bias, bounds)
     gradients = [_cpu.buffer(q.shape, q.dtype) for _ in range(3)]
-    # Threads take the sequences in any order: a sum per sequence, added up in the order of the sequences.
+    # Threads take the sequences in any order, so each sequence has its own sum; these are then added in a fixed order.
     sums = _cpu.buffer((bounds.numel() - 1, *rows.shape)).zero_() if learns_bias else None
     dropout = (threshold, seed, offset, site, rng)
     arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout, rows)

@@ -36,9 +36,9 @@ def why_not(x: Tensor) -> str | None:
     # In float32, batch-invariant products have the same bits in both ways.
     same_bits_matter = _invariant.active() and x.dtype != torch.float32
     if same_bits_matter or torch.are_deterministic_algorithms_enabled():
-        return "a pass that is recorded would have other bits than one after a backward pass"
+        return "a recorded pass must have the same bits before and after the first backward pass"
     if fp8.is_in_use() or _cpu.is_traced(own_modes=_invariant.active()) or _saving_hooks(True):
-        return "somebody looks at the ops, or at what they save for their gradients"
+        return "something observes the ops, or the tensors that they save for the backward pass"
     return None
 
 
@@ -75,7 +75,7 @@ class _Deferred(torch.autograd.Function):
         ctx.call.packed.is_differentiated = True
         cu_seqlens, *saved = ctx.saved_tensors
         # Detached from the inputs: their hooks must not run here, and their .grad must not be filled.
-        of_state, _, _, *others = ctx.needs_input_grad  # the second and the third input are no tensors
+        of_state, _, _, *others = ctx.needs_input_grad  # the second and the third input are not tensors
         _, _, *wants = needed_gradients(ctx, [of_state, *others])
         given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
         # The backward pass may run inside inference_mode(), which records nothing and whose tensors cannot be saved.

@@ -43,7 +43,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, si
 
 def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, rng, save):
     keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
-    rows = math.prod(x.shape[:-1])  # Size.numel() would make a number of a symbol
+    rows = math.prod(x.shape[:-1])  # Size.numel() would turn a symbolic size into an int
     statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
     total = x.new_empty(x.shape if keep_sum else 0, dtype=torch.float32)
     return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics

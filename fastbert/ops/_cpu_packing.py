@@ -18,7 +18,7 @@ def _accepts(mask: Tensor, first_column: bool) -> str | None:
 @_dispatch.register("read_mask", "cpu", available=_native.why_missing, accepts=_accepts)
 def read_mask(mask: Tensor, first_column: bool) -> Packing | None:
     if torch.compiler.is_compiling() or type(mask) is not Tensor or mask.dtype.is_complex or mask.is_quantized:
-        return read_mask_by_torch(mask, first_column)  # there are no numbers to read, or not in a form that we read
+        return read_mask_by_torch(mask, first_column)  # no values to read, or in another format
     mask = mask.contiguous()
     batch_size, seqlen = mask.shape
     # One more than there are tokens: the kernel also writes the index of a token that is not kept, to be overwritten.

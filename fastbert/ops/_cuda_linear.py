@@ -32,7 +32,7 @@ def _why_not(what: str, x: Tensor, *others: Tensor) -> str | None:
         return f"cuBLASLt takes tensors of one CUDA device, got {sorted(map(str, devices))}"
     sizes = [size for t in (x, *others) for size in t.shape[-1:]]
     if any(size % 8 for size in sizes) or not x.numel():
-        return f"cuBLASLt's epilogues take whole rows of 8 numbers, got {sizes}"
+        return f"cuBLASLt's epilogues take rows of a multiple of 8 elements, got {sizes}"
     return _cuda.why_not_measured(what, x.device) or _cublaslt.why_missing()
 
 

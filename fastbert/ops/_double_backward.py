@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ..errors import BackendError
 
-REFUSED_FOR_FP8 = "gradients in 8 bits have none of their own: expected a loss of first derivatives"
+REFUSED_FOR_FP8 = "gradients in 8 bits cannot be differentiated: expected a loss without second derivatives"
 
 
 def refused_for(name: str) -> str:
     """The message for a second derivative through the op ``name``, which the reference does have."""
     return (
-        f"{name} has no gradient of its own: for second derivatives compute the forward pass under "
+        f"{name} cannot be differentiated: for second derivatives compute the forward pass under "
         'fastbert.backend("reference")'
     )
 

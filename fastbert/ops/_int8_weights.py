@@ -45,7 +45,7 @@ def pack_int8(weight: Tensor, outliers: Tensor | None = None) -> Tensor:
 
 
 def packed_shape(packed: Tensor) -> tuple[int, int]:
-    """(N, K) of a weight that `pack_int8` made; InputError for anything else, beyond whose end a kernel would read."""
+    """(N, K) of a weight made by `pack_int8`. Raises InputError for anything else, which a kernel would read past."""
     is_bytes = packed.dtype == torch.uint8 and packed.dim() == 1 and packed.numel() >= _HEADER
     if not is_bytes or packed.device.type != "cpu":  # the header is read by the host, wherever the bytes are
         raise InputError(f"expected a weight packed by pack_int8, on the CPU, got {_describe(packed)}")

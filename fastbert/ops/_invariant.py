@@ -1,4 +1,4 @@
-"""What ops need of batch-invariant mode (`_invariant_mode`): whether it is on, and how to compute if it is.
+"""The interface of batch-invariant mode (`_invariant_mode`) for ops: whether it is on, and how to compute if it is.
 
 Our own products sum each element in an order that depends on the inner dimension alone, our attention is computed
 sequence by sequence and everything else row by row, so they need no change. torch's products choose their order by the
@@ -64,7 +64,7 @@ def check(x: Tensor) -> None:
 
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Applies a function to each row of x (..., C) alone, at the start of memory of its own."""
+    """Applies a function to each row of x (..., C) separately; each row is copied, so that all are aligned alike."""
     rows = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x[None]
     with trusted():
         if not rows.numel():

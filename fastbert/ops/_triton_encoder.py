@@ -59,7 +59,7 @@ class _Weights(NamedTuple):
 
 @cache
 def _kernels() -> tuple[ModuleType, ...]:
-    """The kernels' modules: to look for what is imported takes an import statement as long as a launch."""
+    """The kernels' modules, looked up once: an import statement takes as long as a launch."""
     from ..triton_kernels import attention, attention_backward, gelu, layer_norm, linear
 
     return attention, attention_backward, gelu, layer_norm, linear

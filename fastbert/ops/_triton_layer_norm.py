@@ -23,7 +23,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale
 
 
 def _forward_fake(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save):
-    rows = math.prod(x.shape[:-1])  # Size.numel() would make a number of a symbol
+    rows = math.prod(x.shape[:-1])  # Size.numel() would turn a symbolic size into an int
     statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
     total = x.new_empty((rows, x.shape[-1]) if save else 0)
     return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics

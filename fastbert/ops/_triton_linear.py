@@ -31,14 +31,15 @@ def without_filling(whole: Tensor, features: int) -> Tensor:
     return given
 
 
-# Torch 2.8 and later have it, on a GPU: a product of 16-bit matrices whose float32 sums are stored as they are.
+# On a GPU, torch 2.8 and later can store the float32 sums of a product of 16-bit matrices without rounding them.
 _STORES_SUMS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
 
 
 def weight_gradient(dout: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """dout^T x for a weight of this dtype: in float32, where it can be, at once, and otherwise in the dtype of x.
+    """dout^T x, the gradient of a weight of this dtype: (M, N) and (M, K) -> (N, K).
 
-    Rounded to 16 bits first, it would be read and written once more.
+    For a float32 weight the product is stored in float32 at once if torch can: rounded to 16 bits first, it would have
+    to be read and written again. Otherwise it has the dtype of x.
     """
     if _STORES_SUMS and dtype == torch.float32 and x.dtype != dtype and x.is_cuda:
         return torch.mm(dout.t(), x, out_dtype=dtype)

@@ -1,4 +1,4 @@
-"""What is derived from weights (packed copies, native encoders) and kept between calls, until their memory is freed."""
+"""Cache of what is computed from weights (packed copies, native encoders), kept until the weights' memory is freed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class WeightCache:
-    """A dictionary per weight, where a weight is a place in a storage with a shape, strides and a dtype.
+    """A dictionary per weight; a weight is identified by its storage, offset, shape, strides and dtype.
 
     The weak references are to storages. A tensor with a weak reference to it could not be swapped with another, which
     is how `Module.to` and `load_state_dict` change a model under

@@ -47,7 +47,7 @@ def embedding(
     if input_ids.dim() != 1 or not input_ids.shape == token_type_ids.shape == position_ids.shape:
         shapes = [tuple(ids.shape) for ids in (input_ids, token_type_ids, position_ids)]
         raise InputError(f"input_ids, token_type_ids and position_ids must all be (T,), got {shapes}")
-    # Kernels read by the word table's width: what is narrower would be read beyond its end.
+    # The kernels assume the word table's width for all tables: a narrower one would be read past its end.
     if any(table.dim() != 2 or table.shape[1:] != word.shape[1:] for table in (word, token_type, position)):
         shapes = [tuple(table.shape) for table in (word, token_type, position)]
         raise InputError(f"word, token_type and position must be tables (rows, H) of one width H, got {shapes}")

@@ -127,7 +127,7 @@ def _shapes(hidden: int, wide: int) -> LayerParameters:
 
 
 def check_int8(layers: Sequence[LayerParameters]) -> None:
-    """Raises InputError if packed weights have other sizes; reads their headers, so for calls that read them anyway."""
+    """Raises InputError if packed weights have other sizes. Only for calls that read their headers anyway."""
     expected = _shapes(layers[0].query_bias.shape[0], layers[0].intermediate_bias.shape[0])
     for number, layer in enumerate(layers):
         for name, tensor, shape in zip(LayerParameters._fields, layer, expected, strict=True):
@@ -215,9 +215,9 @@ def fused_encoder(
     Pass the layers as the same tuple in every call: they are then checked only once.
 
     Args:
-        between: with ``keep_states``, called with the state (T, H) after each layer. What it returns, which must hold
-            the same numbers, is read by the next layer and put into the result; gradients can so pass through what a
-            caller was given.
+        between: with ``keep_states``, called with the state (T, H) after each layer. It returns a tensor of the same
+            values, which the next layer reads and the result contains, so that gradients with respect to a tensor that
+            the caller was given reach the state.
     """
     if between is not None:
         options["between"] = between
@@ -254,8 +254,7 @@ def check_shapes(x: Tensor, layers: Sequence[LayerParameters], autocast: bool = 
     """Raises InputError for a parameter whose shape or dtype does not fit x (T, H) and the first layer.
 
     Args:
-        autocast: does not check dtypes, for a call that may have been under an autocast that has ended, as one from a
-            compiler's graph may.
+        autocast: skips the dtypes: a compiled graph may have been traced under an autocast that is over by now.
     """
     hidden, int8 = x.shape[1], is_int8(layers)
     expected = _shapes(hidden, layers[0].intermediate_bias.shape[0])

@@ -18,7 +18,7 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def check_dtypes(x: Tensor, weight: Tensor) -> None:
-    """Raises InputError for two dtypes that torch's own dense layer refuses to multiply: our kernels might convert."""
+    """Raises InputError for two dtypes that torch's own dense layer refuses to multiply (our kernels might convert)."""
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         got, expected = (dtype_name(t.dtype) for t in (x, weight))
         raise InputError(

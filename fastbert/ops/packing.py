@@ -1,7 +1,8 @@
 """From a padded batch to packed tokens and back.
 
-`fastbert.packing.Packing` has the size that the mask says, and to read it the host waits for the device (`read_mask`).
-`RoomPacking` has a capacity given by the caller, on which alone shapes depend, so that a captured step can pack.
+The size of a `fastbert.packing.Packing` depends on the mask's values, so the host must wait for the device to read them
+(`read_mask`). The shapes of a `RoomPacking` depend only on a capacity given by the caller, so that a captured step can
+pack.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _pack(mask: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     slots = torch.cumsum(keep, 0) - 1
     slots = torch.where(keep & (slots < capacity), slots, -1)
     tokens = torch.arange(keep.numel(), device=mask.device)
-    # Tokens without a place are written to an additional last place, which is then cut off.
+    # Tokens that are not packed are written to an additional last slot, which is then cut off.
     target = torch.where(slots < 0, capacity, slots)
     indices = torch.full((capacity + 1,), -1, dtype=torch.int64, device=mask.device).scatter_(0, target, tokens)
     columns = tokens % max(mask.shape[1], 1)
@@ -125,7 +126,7 @@ def _pack(mask: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, 
 
 @_dispatch.register("gather_rows", "reference")
 def _gather_rows(x: Tensor, places: Tensor, inverse: Tensor) -> Tensor:
-    """out[r] = x[places[r]], zeros where places[r] < 0; ``inverse`` is the way back, for the gradient."""
+    """out[r] = x[places[r]], zeros where places[r] < 0; ``inverse`` is the inverse mapping, for the gradient."""
     if x.shape[0] == 0:
         return x.new_zeros(places.shape[0], *x.shape[1:])
     rows = x.index_select(0, places.clamp(min=0))

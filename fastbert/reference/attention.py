@@ -121,8 +121,9 @@ def attention_padded(
     if mask is None:
         probs = _softmax(scores)
     else:
-        # A row of nothing but -inf has a softmax of NaN, and a gradient of NaN even where 0 takes its place. Looked for
-        # in the mask, which is mostly smaller than the scores; halved, as a score may be added to it in float16.
+        # The softmax of a row of -inf alone is NaN, and so is its gradient, even if the output is replaced by 0. Such
+        # rows are looked for in the mask, which is usually smaller than the scores. The bound is halved, since adding a
+        # score to it must not overflow float16.
         some = (mask != float("-inf")).any(-1, keepdim=True)
         scores = scores + mask.clamp(min=torch.finfo(mask.dtype).min / 2)
         probs = _softmax(scores) * some.to(scores.dtype)

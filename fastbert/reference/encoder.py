@@ -23,7 +23,7 @@ def product(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor) -> Tensor:
 
 
 class Steps(NamedTuple):
-    """What computes an encoder's steps: functions that take what those of this package take."""
+    """The functions that compute an encoder's steps, with the signatures of those of this package."""
 
     product: Callable[..., Tensor]
     attention: Callable[..., Tensor]
@@ -49,7 +49,7 @@ def encoder(
     steps: Steps = _STEPS,
 ) -> list[Tensor]:
     """x (T, H) -> the hidden states after each layer; ``layers`` and ``dropouts`` are as `fastbert.ops.encoder` takes
-    them. Kernels in the place of ``steps`` compute the same, and may have a gradient that is quicker."""
+    them. ``steps`` may be kernels that compute the same, for example with a faster gradient."""
     states = []
     for number, p in enumerate(layers):
         on_probs, on_attention, on_output = (None,) * 3 if dropouts is None else dropouts[number]

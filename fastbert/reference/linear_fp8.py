@@ -14,8 +14,8 @@ _LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 def quantize_fp8(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
-    """x times scale in 8 bits, to nearest, ties to even; what is finite but too large becomes the largest number, and
-    what is not finite becomes NaN, which both kinds have.
+    """x times scale, rounded to 8 bits, to nearest, ties to even. Finite values that are too large become the largest
+    number; infinities and NaN become NaN, which both formats have.
 
     Args:
         x: any shape, floating.
@@ -29,7 +29,7 @@ def quantize_fp8(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def dequantize_fp8(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers that 8 bits stand for, data / scale: any shape, in ``dtype``; scale (1,) as in `quantize_fp8`."""
+    """data / scale, the inverse of `quantize_fp8` but for rounding: any shape, in ``dtype``; scale (1,)."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (data.to(torch.float32).to(wide) / scale.to(wide)).to(dtype)
 
@@ -42,7 +42,7 @@ class _Linear(torch.autograd.Function):
             for t, s in ((x, scale_x), (weight, scale_weight))
         ]
         ctx.save_for_backward(*rounded)
-        ctx.scale = scale_grad  # as it will be when the gradient comes
+        ctx.scale = scale_grad  # a reference: its value is read in the backward pass
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         return torch.nn.functional.linear(*rounded, None if bias is None else bias.to(dtype))
 
@@ -67,6 +67,6 @@ def linear_fp8(
 ) -> Tensor:
     """x (..., K), weight (N, K), bias (N,) or None -> (..., N); scales (1,) are powers of two.
 
-    ``dtype`` is that of the products and of the result; without, that of x.
+    ``dtype`` is that of the products and of the result; None for that of x.
     """
     return _Linear.apply(x, weight, bias, scale_x, scale_weight, scale_grad, dtype or x.dtype)

@@ -26,7 +26,7 @@ class Int8Weight(NamedTuple):
 
 
 def quantise_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantises each row's groups; the arithmetic is float32, as its results are part of what is defined.
+    """Quantises each row's groups; in float32 by definition, since other arithmetic would round to other integers.
 
     Args:
         x: (T, K), outlier columns set to zero.
@@ -59,14 +59,14 @@ def linear_int8(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The definition.
+    """The definition of `fastbert.ops.linear_int8`.
 
     Args:
         x: (..., K) floating.
         bias: (N,) or None.
         activation: None, "none" for GELU by the error function, "tanh" for its approximation.
         residual: (..., N) or None.
-        dtype: of what follows the integer sums.
+        dtype: that of the arithmetic after the integer sums.
 
     Returns:
         (..., N) of ``dtype``.

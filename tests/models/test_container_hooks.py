@@ -127,7 +127,7 @@ def test_a_forward_in_the_place_of_the_model_belows_is_called():
     assert torch.equal(ours(**hf.inputs()).logits, expected)
     assert calls == [1]
     ours.bert.forward = lambda *_, **__: None
-    with pytest.raises(InputError, match="a forward put in the place of BertModel's must call that one"):
+    with pytest.raises(InputError, match="a forward that replaces BertModel's must call the original"):
         ours(**hf.inputs())
 
 
