@@ -1,9 +1,9 @@
 """BERT from pre-training to use, on PyTorch with kernels in C++, Triton and CUDA.
 
-`BertModel`, `BertForMaskedLM` and the other models read and write Hugging Face directories. `patch` makes a model of
-transformers that you already have compute with the same kernels, `SentenceEncoder` turns sentences into vectors, and
-`quantize` converts a model to int8 for inference on a CPU. `fastbert.ops` holds each op alone, `fastbert.optim` the
-optimisers, `fastbert.errors` what is raised; `environment` describes what was found on this machine.
+`BertModel`, `BertForMaskedLM` and the other models read and write Hugging Face directories. `patch` makes an existing
+transformers model compute with the same kernels, `SentenceEncoder` turns sentences into vectors, and `quantize`
+converts a model to int8 for inference on a CPU. `fastbert.ops` has the individual ops, `fastbert.optim` the optimisers
+and `fastbert.errors` the exceptions; `environment` describes what was found on this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import hardware as _hardware
 
 if TYPE_CHECKING:
-    # For type checkers and editors, which do not run `__getattr__`: the names of _LAZY and _SUBMODULES once more.
+    # Type checkers and editors do not run `__getattr__`, so the names of _LAZY and _SUBMODULES are repeated for them.
     from . import data as data
     from . import errors as errors
     from . import models as models

@@ -1,4 +1,4 @@
-"""What was found on this machine, which backend serves each op, and why not another."""
+"""What was found on this machine, which backend serves each op, and why the others do not."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
-    """The commit that this fastbert is of, with "+" where files differ from it: of the checkout that it runs from, or
-    of the one that the installed package was built from; None where it is not known."""
+    """The commit of this fastbert, followed by "+" if tracked files were changed: that of the checkout that it runs
+    from, or the one that the installed package was built from; None if it is unknown."""
     from . import _native
 
     return commit_of_checkout() if (_ROOT / ".git").exists() else _native.build_info().get("commit")
 
 
 def commit_of_checkout() -> str | None:
-    """The commit of the checkout that this file is in; None outside of one. setup.py loads this file alone to ask."""
+    """The commit of the checkout that contains this file; None outside a checkout. setup.py imports this file alone for
+    this function."""
     if not (_ROOT / ".git").exists():
         return None
     try:
@@ -89,7 +90,7 @@ def _hardware(notes: list[str]) -> dict:
 
     if hardware.cpuid(0, 0) is None and platform.machine().lower() in ("x86_64", "amd64"):
         notes.append(
-            "the processor could not be asked what it can do (CPUID): if bfloat16 products crash, "
+            "the processor's features could not be read (CPUID): if bfloat16 products crash, "
             f"set {hardware.ONEDNN_VARIABLE}={hardware.ONEDNN_CAP}"
         )
     capped = hardware.cap_onednn()
@@ -117,7 +118,7 @@ def environment() -> dict[str, Any]:
     Returns:
         a dictionary with "fastbert", "python", "torch": versions; "hardware": processor, cores, instruction sets, the
         GPU or why there is none; "libraries": name -> version, or what the library would be needed for; "ops": for each
-        op the backend that serves it by default and why the others do not; "notes": sentences for people.
+        op the backend that serves it by default and why the others do not; "notes": advice in whole sentences.
 
     Raises:
         InputError: FASTBERT_BACKEND or FASTBERT_CPU_ISA names a backend or level that does not exist.
@@ -131,8 +132,8 @@ def environment() -> dict[str, Any]:
     asked = _dispatch.current_backend()
     if asked != "auto":
         notes.append(
-            f"backend {asked!r} is asked for by name (FASTBERT_BACKEND): it serves an op, or the op is refused; the "
-            "table of ops shows what serves when nothing is asked for"
+            f"backend {asked!r} is asked for by name (FASTBERT_BACKEND): ops that it cannot serve are refused; the "
+            "table of ops shows what serves by default"
         )
     return {
         "fastbert": __version__,

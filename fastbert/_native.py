@@ -1,6 +1,6 @@
-"""The extension `fastbert._C` (csrc/): loads it, or says in words why it is not there.
+"""Loads the extension `fastbert._C` (csrc/), or explains why it is missing.
 
-Importing this module raises InputError where FASTBERT_CPU_ISA names a level that cannot run here.
+Importing this module raises InputError if FASTBERT_CPU_ISA names a level that cannot run on this processor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("fastbert")
 
 def build_info() -> dict:
     """What setup.py recorded: "extension", whether it was built; "reason", why not; "commit" of the sources, or None.
-    Empty where it did not run or the record is damaged."""
+    Empty if setup.py did not run or the record is damaged."""
     try:
         found = json.loads(Path(__file__).with_name("_build_info.json").read_text())
     except (OSError, ValueError):
@@ -29,8 +29,8 @@ def build_info() -> dict:
 
 
 def _installed_elsewhere() -> Path | None:
-    """Another directory that Python looks in, whose fastbert has the extension: the installed package, while Python was
-    started in a checkout and took the sources from there."""
+    """The directory of another fastbert on `sys.path` that has the extension, if any: the installed package, when
+    Python was started in a checkout and imports the sources there."""
     here = Path(__file__).resolve().parent
     for entry in sys.path:
         package = Path(entry).absolute() / "fastbert"
@@ -50,13 +50,13 @@ def _reason_of_build() -> str:
         f"Python took fastbert from {Path(__file__).resolve().parent}, where the C++ extension is not built, and not "
         f"the installed one in {other}: start it in another directory, or install with `pip install -e .`"
     )
-    # Whoever has built the extension does not expect everything to be slow.
+    # A user who has built the extension does not expect to run without it.
     _log.warning("%s", reason)
     return reason
 
 
 class _MissingFunctionError(BackendError, AttributeError):
-    """The extension lacks a function: with AttributeError as a base, ``hasattr`` still asks in peace."""
+    """The extension lacks a function. It is an AttributeError too, so that ``hasattr`` works on the extension."""
 
 
 def _missing_function(name: str):
@@ -75,7 +75,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
         return None, _reason_of_build()
     except ImportError as error:
         return None, f"the C++ extension does not load: {error}"
-    module.__getattr__ = _missing_function  # asked only for what the module does not have
+    module.__getattr__ = _missing_function  # called only for names that the module lacks
     wanted = os.environ.get("FASTBERT_CPU_ISA")
     if wanted:
         try:
@@ -93,8 +93,8 @@ def _compute_alone() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked child has none of its parent's threads, and OpenMP's first loop there, ours or torch's, would wait for
-    # them for ever.
+    # A forked child has none of its parent's threads, and its first OpenMP loop, ours or torch's, would wait for them
+    # for ever.
     os.register_at_fork(after_in_child=_compute_alone)
 
 # At import, not at first use: torch.compile traces the functions below and cannot trace an import.
@@ -102,7 +102,7 @@ _module, _missing = _load()
 
 
 def why_missing() -> str | None:
-    """None where the extension is loaded, else why it is not."""
+    """None if the extension is loaded, else the reason why not."""
     return _missing
 
 
@@ -110,7 +110,7 @@ def extension() -> ModuleType:
     """The module `fastbert._C`.
 
     Raises:
-        BackendError: it is not there; the message says why.
+        BackendError: it is not loaded; the message says why.
     """
     if _module is None:
         raise BackendError(f"the CPU kernels cannot be used: {_missing}")
@@ -126,13 +126,22 @@ LOOPS = {"fp32": 0, "bf16": 1, "int8": 2, "bf16 tile": 3, "int8 tile": 4}
 """The loops of csrc/cpu/probe.cpp: multiply-adds that stay in registers."""
 
 
-_LOOP_ROUND = 1e-3  # seconds: less than the slice of time after which Linux gives a core to another process
+_LOOP_ROUND = 1e-3  # seconds: shorter than the scheduler's time slice, after which another process may get the core
 
 
 def loop_rate(what: str, seconds: float = 0.1) -> float:
-    """Operations per second of a loop at the level in use, on as many threads as torch has; 0 where the level has no
-    such instruction, and without the extension. The best of many short rounds: where other processes want the cores
-    too, some of these have them for themselves, and one long round would find half."""
+    """The rate of a loop at the level in use, with as many threads as torch has.
+
+    It is the best of many short rounds: on a busy machine some of these run undisturbed, while a long round would share
+    the cores with other processes.
+
+    Args:
+        what: a key of `LOOPS`.
+        seconds: about how long to measure.
+
+    Returns:
+        operations per second; 0 if the level has no such instruction, or without the extension.
+    """
     if _module is None:
         return 0.0
     iterations = 200

@@ -1,4 +1,4 @@
-"""What a BERT looks like: sizes, rates and labels, under Hugging Face's names. No torch here."""
+"""The configuration of a BERT: sizes, rates and labels, under Hugging Face's names. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from .errors import InputError
 from .model_config import COMMON, ModelConfig
 
-# "gelu" is the exact one (error function), as in transformers and in google-research's code when the models were
-# published; the last version of that code computes the tanh approximation under the same name.
+# "gelu" is the exact function (by the error function), as in transformers and in google-research's code when the models
+# were published; the last version of that code computes the tanh approximation under the same name.
 ERF_GELU = ("gelu", "gelu_python")
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh")
 
-# Upper bounds: a config.json comes from outside, and a size in it must not make us allocate the machine away.
+# Upper bounds: a config.json may come from anywhere, and its sizes must not exhaust the machine's memory.
 _LIMITS = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 16,
@@ -73,7 +73,7 @@ def shape_of(size: str, name: str) -> dict[str, int]:
         name: what the user gave, for the message.
 
     Raises:
-        InputError: it is none.
+        InputError: there is no such size.
     """
     match = _NAME.fullmatch(_ALIASES.get(size, size))
     if match is None or max(map(len, filter(None, match.groups()))) > 9:
@@ -105,7 +105,7 @@ class BertConfig(ModelConfig):
         values: any field of transformers' BertConfig; ``num_labels`` (or ``id2label``) for heads with labels.
 
     Raises:
-        InputError: a value is out of range, or asks for what an encoder does not have (relative positions,
+        InputError: a value is out of range, or asks for a feature that the encoder lacks (relative positions,
             cross-attention).
     """
 
@@ -165,7 +165,7 @@ class BertConfig(ModelConfig):
         if self.hidden_act not in ERF_GELU + TANH_GELU:
             raise InputError(f"hidden_act must be one of {', '.join(ERF_GELU + TANH_GELU)}, got {self.hidden_act!r}")
         pad = self.pad_token_id
-        # Below zero it is counted from the end, as torch does in transformers' embeddings.
+        # A negative id counts from the end, as torch does in transformers' embeddings.
         if pad is not None and (not isinstance(pad, int) or not -self.vocab_size <= pad < self.vocab_size):
             raise InputError(f"pad_token_id must be an id below vocab_size {self.vocab_size}, got {pad!r:.100}")
         if self.position_embedding_type not in ("absolute", "sinusoidal"):

@@ -1,4 +1,4 @@
-"""What an ELMo looks like (Peters et al. 2018): sizes, rates and labels. No torch here."""
+"""The configuration of an ELMo (Peters et al. 2018): sizes, rates and labels. Does not import torch."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ class ElmoConfig(ModelConfig):
     """Sizes and settings of an ELMo (Peters et al. 2018).
 
     Attributes:
-        characters: (vocab_size, max_characters) of the vocabulary that new weights are for, not in config.json: a model
-            keeps it with its weights.
+        characters: (vocab_size, max_characters), the characters of each word of the vocabulary, for a new model. Not in
+            config.json: a model keeps this table with its weights.
 
     Args:
-        values: any of these.
-            ``hidden_size`` of a token's vector, half of it from each direction: the projection of the LSTMs is
+        values: any of these fields.
+            ``hidden_size``: the size of a token's vector, half of it from each direction, so the LSTMs project to
             ``hidden_size / 2``; ``num_hidden_layers`` LSTM layers of ``lstm_size`` cells in each direction;
-            ``character_filters`` (width, number) of the convolutions over ``max_characters`` characters, each a vector
-            of ``character_embedding_size``; ``num_highway_layers``;
-            ``lstm_cell_clip``, ``lstm_projection_clip``: bounds of an LSTM's two states, 3 in the published model,
-            None for none, with which the layers run as torch's own;
-            ``hidden_dropout_prob`` before and after each LSTM layer; ``initializer_range`` of heads of tasks.
-            An ELMo takes sequences of any length.
+            ``character_filters``: (width, number) of each convolution over a word's ``max_characters`` characters,
+            whose embeddings have the size ``character_embedding_size``; ``num_highway_layers``;
+            ``lstm_cell_clip``, ``lstm_projection_clip``: bounds of an LSTM's two states, 3 in the published model, or
+            None, with which a GPU can use torch's LSTM; ``hidden_dropout_prob`` before and after each LSTM layer;
+            ``initializer_range`` of task heads. There is no limit to the length of a sequence.
 
     Raises:
         InputError: a value is out of range.
@@ -87,7 +86,7 @@ class ElmoConfig(ModelConfig):
 
     @property
     def projection_size(self) -> int:
-        """How wide the output of each direction is."""
+        """The size of each direction's output, ``hidden_size / 2``."""
         return self.hidden_size // 2
 
     def validate(self) -> None:
@@ -128,32 +127,32 @@ class ElmoConfig(ModelConfig):
 
     @property
     def num_filters(self) -> int:
-        """Numbers that the convolutions make of a word."""
+        """The number of outputs of all convolutions for a word."""
         return sum(number for _, number in self.character_filters)
 
     def complete_from(self, shards: Any) -> None:
-        """Takes the characters of the vocabulary of `data.shards.ShardSet`; None leaves them open."""
+        """Sets ``characters`` from the vocabulary of a `data.shards.ShardSet`; None leaves them unset."""
         if shards is not None:
             self.characters = character_table(shards.tokenizer(), self.max_characters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and every unknown key, as config.json holds them; the characters are no field."""
+        """Every field and every unknown key, as in config.json; ``characters`` is not a field."""
         values = super().to_dict()
         values.pop("characters", None)
         return values
 
     def forward_flops(self, tokens: float, squares: float, predicted: float) -> float:
-        """Arithmetic of a forward pass: the LSTMs, and the softmax layer once for each direction. What makes vectors of
-        words is counted as little as other models' embeddings: a word that is often in a batch is computed once."""
+        """FLOPs of a forward pass: the LSTMs, and the softmax layer once for each direction. The character CNN is not
+        counted, just as other models' embeddings are not: a word that occurs often in a batch is computed once."""
         return 2 * self.lstm_parameters() * tokens + 4 * predicted * self.projection_size * self.vocab_size
 
     def lstm_parameters(self) -> int:
-        """Weights of all LSTM layers, without biases: what a token is multiplied with."""
+        """The number of weights of all LSTM layers, without biases: the multiply-adds of a token."""
         projection, cells = self.projection_size, self.lstm_size
         return 2 * self.num_hidden_layers * (8 * projection * cells + cells * projection)
 
     def num_parameters(self) -> int:
-        """Parameters of characters and LSTMs, without the softmax layer."""
+        """The number of parameters of the character CNN and the LSTMs, without the softmax layer."""
         e, total = self.character_embedding_size, self.num_filters
         characters = self.num_characters * e + sum(n * (width * e + 1) for width, n in self.character_filters)
         highways = self.num_highway_layers * 2 * (total * total + total)
@@ -166,11 +165,11 @@ class ElmoConfig(ModelConfig):
         """An ELMo as large as a BERT: "elmo-mini", "elmo-base", "elmo-4x256" for the sizes that `BertConfig` names, and
         "elmo" or "elmo-original" for that of the paper.
 
-        A BERT of L layers of H has 12 L H^2 weights in its layers, and each of its tokens is multiplied with all of
-        them. Here two LSTM layers in each direction have as many, 18 C H with a projection of H / 2 and C cells, so
-        C = 2 L H / 3: equal parameters, equal arithmetic a token (but for attention's share that grows with the
-        length), and vectors of H numbers for the tasks, as BERT's. Words cost what their characters do and not V x H:
-        the filters of the paper, as many of them as H is of the paper's 1024.
+        A BERT of L layers of H units has 12 L H^2 weights in its layers, and each token is multiplied by all of them.
+        Here two LSTM layers in each direction have the same number: 18 C H, with C cells and a projection of H / 2, so
+        C = 2 L H / 3. Parameters, arithmetic per token (apart from attention's share, which grows with the length) and
+        the size H of the vectors for the tasks are thus equal. Words cost as much as the character CNN and not V x H;
+        it has the paper's filters, their numbers scaled by H / 1024.
         """
         size = name.strip().lower().removeprefix("elmo").lstrip("-_")
         if size in ("", "original"):

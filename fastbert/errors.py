@@ -1,6 +1,6 @@
 """Every exception that fastbert raises on purpose.
 
-A message is one sentence for a person: it names the thing, what was expected, and what was got.
+A message is one sentence: it names the argument or file, what was expected, and what was found.
 """
 
 
@@ -9,7 +9,7 @@ class FastbertError(Exception):
 
 
 class InputError(FastbertError, ValueError):
-    """An argument or a file given by the user does not fit."""
+    """An argument or a file given by the user is not valid."""
 
 
 class DataError(InputError):

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, what is forced to the disk, and names that are free."""
+"""Files and directories that are written atomically, flushing to disk, and checks of the names of new directories."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from pathlib import Path
 from .errors import FastbertError, InputError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a disk, of what one user may have of it, of one file."""
+"""Error numbers for no space: the disk is full, the user's quota is used up, the file is too large."""
 
 _YOUNG_SECONDS = 60.0
 
 STANDARD_OUTPUT = ("-", "/dev/stdout")
-"""Where a file or a directory would be made, one of the first name, or in place of the second, which is a link."""
+"""Names of standard output. A run directory may have neither: the first would be made as a directory called "-", the
+second is a link."""
 
 
 @contextlib.contextmanager
 def whole(path: str | os.PathLike) -> Iterator[Path]:
-    """Gives a free name beside ``path``, with its suffix, to write a file under.
+    """Yields a temporary path beside ``path``, with the same suffix, under which to write a file.
 
-    When the block ends the file is forced to the disk and takes its name; when it fails nothing is left, and what was
-    there before stays. Directories above are made, and removed again when it fails.
+    When the block ends, the file is flushed to disk and renamed to ``path``. If the block fails, the temporary file is
+    removed and an earlier file stays. Missing parent directories are made, and removed again on failure.
 
-    What exists and is no regular file, a pipe or a device, is given itself: another one must not take its place.
+    If ``path`` exists and is not a regular file (a pipe or a device), it is yielded itself: it must not be replaced.
 
     Raises:
-        OSError: the file cannot be written; of ``path``, since nobody knows the other name.
+        OSError: the file cannot be written; it names ``path``, since the temporary name means nothing to the user.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -53,21 +54,22 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
         made = []
     finally:
         for directory in made:
-            with contextlib.suppress(OSError):  # not empty: something else was put into it
+            with contextlib.suppress(OSError):  # not empty: something else was written into it
                 directory.rmdir()
 
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Gives the name of an empty file beside ``path`` to write, for the caller to rename; what still has that name when
-    the block ends is removed. What killed processes left of the same file goes first.
+    """Yields the path of an empty temporary file beside ``path``, which the caller writes and renames. If it still has
+    that name when the block ends, it is removed. What killed processes left of the same file is removed first.
 
     Raises:
-        OSError: no file can be made there; of ``path``.
+        OSError: no file can be made there; it names ``path``.
     """
     remove_unfinished(path.parent, path.name)
     number = uuid.uuid4().hex[:12]
-    # It is held before it has the name that is looked for: one that nobody holds is a dead process's.
+    # It is locked before it gets the name that `remove_unfinished` looks for: such a file without a lock was left by a
+    # dead process.
     begun, temporary = path.with_name(f".tmp-{number}"), path.with_name(f".tmp-{number}-{path.name}")
     try:
         with _errors_of(path, begun):
@@ -83,7 +85,8 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(directory: Path, name: str | None = None) -> None:
-    """Removes the files of `unfinished` that killed processes left in a directory: all, or those of one name."""
+    """Removes the files of `unfinished` that killed processes left in a directory: all of them, or those for the file
+    called ``name``."""
     for left in directory.glob(f".tmp-{'?' * 12}-{'*' if name is None else glob.escape(name)}"):
         with contextlib.suppress(OSError), held(left) as free:
             if free:
@@ -92,7 +95,7 @@ def remove_unfinished(directory: Path, name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _errors_of(path: Path, written: Path | None) -> Iterator[None]:
-    """Makes the system's errors of the file that is written, or of none, those of ``path``."""
+    """Replaces the file name in the system's errors by ``path``, if it is that of ``written`` or missing."""
     try:
         yield
     except OSError as error:
@@ -109,14 +112,14 @@ def _make_directory(directory: Path) -> None:
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes, raises: type[FastbertError] | None = None) -> None:
-    """Writes a file whole or not at all, a text in UTF-8.
+    """Writes a file atomically; text is written in UTF-8.
 
     Args:
-        raises: the error of the caller's own; None for that of the system.
+        raises: the class of the error to raise; None for OSError.
 
     Raises:
-        FastbertError: of the kind ``raises``: the file cannot be written.
-        OSError: the same without it, as `whole` raises it.
+        FastbertError: of the class ``raises``: the file cannot be written.
+        OSError: the same if ``raises`` is None, as by `whole`.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     try:
@@ -129,8 +132,8 @@ def write_whole(path: str | os.PathLike, content: str | bytes, raises: type[Fast
 
 
 def put_in_place(finished: Path, path: Path, aside: Path) -> None:
-    """Renames a finished directory to the name that it is to have. What has that name stands under ``aside`` from then
-    on, for the caller to remove, and is back where the new one cannot take its place.
+    """Renames a finished directory to ``path``. What had that name before is renamed to ``aside``, for the caller to
+    remove; if the second rename fails, it gets its name back.
 
     Raises:
         OSError: one of the renames fails.
@@ -148,13 +151,13 @@ def put_in_place(finished: Path, path: Path, aside: Path) -> None:
 
 @contextlib.contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Gives a name beside ``path``, to make a directory under that is there under ``path`` when the block ends.
+    """Yields a path beside ``path``, under which to make a directory that is renamed to ``path`` when the block ends.
 
-    When the block fails nothing is left of it, and what was there before stays. A process that is killed while one
-    takes the other's place leaves the one before beside it: see `is_there`.
+    If the block fails, the new directory is removed and an earlier one stays. A process that is killed between the two
+    renames leaves the earlier directory under another name: see `is_there`.
 
     Raises:
-        OSError: the directory cannot take its place.
+        OSError: the directory cannot be renamed.
     """
     fresh, old = path.with_name(f"{path.name}.new"), _before(path)
     shutil.rmtree(fresh, ignore_errors=True)
@@ -168,7 +171,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a directory of `whole_directory`; it is put back where a crash came between its two renames."""
+    """Whether a directory of `whole_directory` exists; restores the earlier one after a crash between the renames."""
     old = _before(path)
     if old.exists() and not path.exists():
         os.rename(old, path)
@@ -181,9 +184,9 @@ def _before(path: Path) -> Path:
 
 @contextlib.contextmanager
 def held(directory: str | os.PathLike) -> Iterator[bool]:
-    """Locks a directory or a file of unfinished work, and the system lets go of it when the process ends in any way.
+    """Locks a directory or a file of unfinished work. The system releases the lock when the process ends in any way.
 
-    False where another process holds it, or where the file system knows no locks: there leftovers stay.
+    Yields False if another process holds the lock, or if the file system has no locks (leftovers then stay).
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -198,18 +201,18 @@ def held(directory: str | os.PathLike) -> Iterator[bool]:
 
 
 def remove_leftovers(parent: Path, pattern: str) -> None:
-    """Removes directories that killed processes left: those of a pattern that no process holds by `held`."""
+    """Removes directories that killed processes left: those matching a pattern and not locked by `held`."""
     for left in parent.glob(pattern):
         with contextlib.suppress(OSError), held(left) as free:
-            # One that is a moment old may be about to be held.
+            # A new one may be about to be locked.
             if free and time.time() - left.stat().st_mtime > _YOUNG_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
 
 
 def check_new(directory: str | os.PathLike) -> None:
-    """Raises InputError where a directory that is to be made would mix with what is there.
+    """Raises InputError if ``directory`` exists and is not an empty directory.
 
-    What a killed process left in it of files that it wrote is removed, and is no reason.
+    Temporary files that killed processes left in it are removed first and do not count.
     """
     directory = Path(directory)
     remove_unfinished(directory)
@@ -218,8 +221,8 @@ def check_new(directory: str | os.PathLike) -> None:
 
 
 def check_run_name(directory: str | os.PathLike) -> None:
-    """Raises InputError for a run directory called as standard output is, or by a name that is not UTF-8, which
-    TensorBoard, whose files each run has, would refuse only after others are written."""
+    """Raises InputError for a run directory with the name of standard output, or with a name that is not UTF-8, which
+    TensorBoard's writer would refuse only after other files were written."""
     if os.fspath(directory) in STANDARD_OUTPUT:
         raise InputError(f"expected a run directory, got {os.fspath(directory)}, which is the name of standard output")
     try:
@@ -229,7 +232,7 @@ def check_run_name(directory: str | os.PathLike) -> None:
 
 
 def flush(path: str | os.PathLike) -> None:
-    """Forces a file or the entries of a directory to the disk."""
+    """Flushes a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -238,9 +241,9 @@ def flush(path: str | os.PathLike) -> None:
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """The SHA-256 of a file's content, in hexadecimal. Python's lock is free meanwhile."""
+    """The SHA-256 of a file's content, in hexadecimal. Python's global lock is released meanwhile."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:  # hashlib.file_digest is newer than the oldest Python that is served
+    with open(path, "rb") as file:  # the oldest supported Python has no hashlib.file_digest
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

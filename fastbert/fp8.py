@@ -23,7 +23,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 # The number of past steps whose largest values determine a scale.
 WINDOW = 16
-# The number of places in which the programs of a kernel record the largest value, so that they do not contend for one.
+# The number of addresses in which the programs of a kernel record the largest value, to avoid contention for one.
 LANES = 32
 # In bytes: products need rows of a multiple of it. The tables have such rows too, so that entries are aligned.
 ALIGNMENT = 16
@@ -183,7 +183,8 @@ _current: ContextVar[Policy | None] = ContextVar("fastbert_fp8_policy", default=
 
 
 def _active() -> Policy | None:
-    """The policy in force. None outside training, where no later step makes up for what a cast loses."""
+    """The policy in force; None without gradients (outside training no later step corrects a cast's errors) and in a
+    compiler's graph."""
     return None if torch.compiler.is_compiling() or not torch.is_grad_enabled() else _current.get()
 
 

@@ -1,4 +1,4 @@
-"""What a GPT and a GPT-2 look like, under Hugging Face's names. No torch here."""
+"""The configurations of GPT and GPT-2, under Hugging Face's names. Does not import torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GPTConfig(ModelConfig):
     """Sizes and settings of a GPT (Radford et al. 2018), whose layers normalise after each branch, as BERT's do.
 
     ``start_token_id``, ``delimiter_token_id`` and ``extract_token_id`` are those of the paper's input transforms
-    (section 3.3); a task's model adds what is missing to the vocabulary.
+    (section 3.3); a task's model adds the missing ones to the vocabulary.
 
     Args:
         values: any field of transformers' OpenAIGPTConfig.
@@ -80,10 +80,10 @@ class GPTConfig(ModelConfig):
     extract_token_id: int | None
     tie_word_embeddings: bool
 
-    # What every kind of configuration has, by one name in all; GPT's own names are the fields.
+    # The names that all kinds of configurations share; the fields have GPT's own names.
     is_decoder = True
     objectives = ("causal",)
-    # Segments are told by the delimiter between them; ids of segments in a batch are not looked at.
+    # Segments are separated by the delimiter token; a batch's token types are ignored.
     type_vocab_size = None
 
     @property
@@ -135,7 +135,7 @@ class GPTConfig(ModelConfig):
         return "none" if self.activation in ERF_GELU else "tanh"
 
     def softmax_scale(self, layer: int) -> float:
-        """What scores are multiplied by in layer number ``layer``."""
+        """The factor on the attention scores in layer number ``layer``."""
         return self.head_dim**-0.5
 
     def validate(self) -> None:
@@ -156,7 +156,7 @@ class GPTConfig(ModelConfig):
                 f"the activation must be one of {', '.join(ERF_GELU + TANH_GELU)}, got {self.activation!r:.100}"
             )
         if isinstance(self.bos_token_id, int) and self.bos_token_id >= self.vocab_size:
-            # transformers' own default, in a model of fewer tokens: nothing reads it there either.
+            # transformers' default in a model with a smaller vocabulary: nothing reads it there either.
             _log.warning(
                 "bos_token_id %d is not below vocab_size %d: it is ignored", self.bos_token_id, self.vocab_size
             )
@@ -170,21 +170,26 @@ class GPTConfig(ModelConfig):
         super().validate()
 
     def num_parameters(self) -> int:
-        """Parameters of the decoder with its embeddings, without heads."""
+        """The number of parameters of the decoder with its embeddings, without heads."""
         h, f = self.n_embd, self.intermediate_size
         layer = 4 * (h * h + h) + h * f + f + f * h + h + 4 * h
         return (self.vocab_size + self.n_positions) * h + self.n_layer * layer + 2 * h * self.pre_norm
 
     def forward_flops(self, tokens: int, squares: int, predicted: float) -> float:
-        """Arithmetic of a forward pass, from the number of tokens, the sum of the squares of their sequences' lengths
-        and the number of predicted tokens (`train.flops`)."""
+        """FLOPs of a forward pass (`train.flops`).
+
+        Args:
+            tokens: the number of tokens.
+            squares: the sum of the squares of the sequences' lengths.
+            predicted: the number of predicted tokens.
+        """
         h, f = self.n_embd, self.intermediate_size
         return self.n_layer * ((8 * h * h + 4 * h * f) * tokens + 4 * h * squares) + predicted * 2 * h * self.vocab_size
 
     @classmethod
     def from_name(cls, name: str, **values: Any) -> Self:
-        """A named size: "gpt-" or "gpt2-" and one of BERT's ("gpt-small", "gpt2-4x256", "gpt-6x768x3"); without one,
-        the published model of 12 layers of 768."""
+        """A named size: "gpt-" or "gpt2-" followed by one of BERT's sizes ("gpt-small", "gpt2-4x256", "gpt-6x768x3");
+        "gpt" or "gpt2" alone is the published model of 12 layers of 768 units."""
         size = name.strip().lower().removeprefix(cls.prefix).lstrip("-_") or "base"
         shape = shape_of(size, name)
         names = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
@@ -192,13 +197,13 @@ class GPTConfig(ModelConfig):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
-        """As `ModelConfig.from_dict`; of the two kinds, the one that ``model_type`` says."""
+        """As `ModelConfig.from_dict`; ``model_type`` decides between GPT and GPT-2."""
         if cls is GPTConfig and values.get("model_type") == GPT2Config.model_type:
             return GPT2Config.from_dict(values, **overrides)
         return super().from_dict(values, **overrides)
 
     def complete_from(self, shards: Any) -> None:
-        """Takes the tokens that texts begin and end with from the vocabulary of a `data.shards.ShardSet`, if given."""
+        """Takes the start and end tokens of texts from the vocabulary of a `data.shards.ShardSet`, if given."""
         if shards is not None:
             special = shards.manifest.special_ids
             self.bos_token_id, self.eos_token_id = special.cls, special.sep

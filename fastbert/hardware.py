@@ -1,9 +1,9 @@
 """What the processor can do, and what must be set before torch uses it.
 
-Some clouds announce AMX (CPUID leaf 7) but leave the leaf that describes its tiles empty (0x1D). oneDNN, inside torch,
-then loads an empty tile palette and the process dies of an illegal instruction in its first bfloat16 product. Linux'
-own flags hide AMX on such machines, so the processor itself is asked, by a few bytes of machine code: this must work
-where there is no compiler, and before torch computes anything.
+Some cloud machines announce AMX (CPUID leaf 7) but leave the leaf that describes its tiles (0x1D) empty. oneDNN, inside
+torch, then loads an empty tile palette, and the process dies of an illegal instruction in its first bfloat16 product.
+Linux's own flags hide AMX on such machines, so the processor itself is asked, by a few bytes of machine code: this must
+work without a compiler, and before torch computes anything.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_CAP = "AVX512_CORE_FP16"  # the best level without AMX
 
 MOST_PROCESSES = 4096
-"""Of processes, or threads of one, more than any machine has use for. Far above, systems and torch refuse in words of
-their own, or take it."""
+"""An upper bound of the processes, or of the threads of one, that can be asked for; more than any machine has use for.
+Systems and torch either accept far larger numbers or fail with obscure messages."""
 
 _log = logging.getLogger("fastbert")
 
@@ -61,7 +61,7 @@ def _is_x86_64() -> bool:
 
 
 def _run_machine_code(code: bytes, restype, argtypes: tuple, *arguments):
-    """Calls machine code from a page of its own; OSError where the system forbids executable pages."""
+    """Calls machine code, in a page of its own. Raises OSError if the system forbids executable pages."""
     import ctypes
     import mmap
 
@@ -76,14 +76,14 @@ def _run_machine_code(code: bytes, restype, argtypes: tuple, *arguments):
 
 @functools.cache
 def cpuid(leaf: int, subleaf: int) -> tuple[int, int, int, int] | None:
-    """(eax, ebx, ecx, edx) of the CPUID instruction; zeros above the highest leaf; None where it cannot be run."""
+    """(eax, ebx, ecx, edx) of the CPUID instruction; zeros above the highest leaf; None if it cannot be run."""
     if os.name != "posix" or not _is_x86_64():
         return None
     if leaf:
         highest = cpuid(0, 0)
         if highest is None:
             return None
-        # Above it the instruction answers with the registers of another leaf.
+        # Above the highest leaf, the instruction returns the registers of another leaf.
         if leaf > highest[0]:
             return 0, 0, 0, 0
     import ctypes
@@ -102,7 +102,7 @@ def _bit(registers: tuple[int, ...] | None, register: int, bit: int) -> bool:
 
 
 def _linux_capabilities() -> int:
-    """AT_HWCAP of Linux: on ARM the instruction sets that a process may use, a bit each."""
+    """Linux's AT_HWCAP: on ARM, a bit for each instruction set that a process may use."""
     import ctypes
 
     at_hwcap = 16  # linux/auxvec.h
@@ -115,21 +115,21 @@ def _linux_capabilities() -> int:
 def _arm_features() -> tuple[str, ...]:
     if platform.machine().lower() not in ("aarch64", "arm64"):
         return ()
-    # Every Mac with such a processor has them; of Linux' names this is bit 20 (asm/hwcap.h).
+    # Every ARM Mac has dot products; in Linux's AT_HWCAP they are bit 20 (asm/hwcap.h).
     dot_products = sys.platform == "darwin" or (sys.platform == "linux" and bool(_linux_capabilities() >> 20 & 1))
     return ("asimddp",) if dot_products else ()
 
 
 @functools.cache
 def features() -> tuple[str, ...]:
-    """Names of the instruction sets that the processor announces, of those that matter here."""
+    """The names in `_FEATURES` (or on ARM, dot products) that the processor announces."""
     of_x86 = tuple(name for name, (leaf, sub, reg, bit) in _FEATURES.items() if _bit(cpuid(leaf, sub), reg, bit))
     return of_x86 + _arm_features()
 
 
 @functools.cache
 def saved_state() -> int:
-    """XCR0: which registers the operating system saves; 0 where it cannot be read."""
+    """XCR0: which registers the operating system saves; 0 if it cannot be read."""
     if not _bit(cpuid(1, 0), 2, 27):
         return 0
     import ctypes
@@ -138,7 +138,7 @@ def saved_state() -> int:
 
 
 def _may_use_tiles() -> bool:
-    """Asks Linux for leave to use AMX' tile registers, as csrc/isa.cpp does; the answer holds for the whole process."""
+    """Asks Linux for permission to use AMX's tile registers, as csrc/isa.cpp does; it holds for the whole process."""
     import ctypes
 
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18  # asm/unistd_64.h, asm/prctl.h
@@ -150,12 +150,12 @@ def _may_use_tiles() -> bool:
 
 @functools.cache
 def is_amd() -> bool:
-    """Whether the processor says that it is AMD's."""
+    """Whether the processor's vendor is AMD."""
     return (cpuid(0, 0) or ())[1:] == _AMD
 
 
 def _best_of_bf16() -> str:
-    """The level of a processor with AVX-512 and BF16 but without AMX, by its maker; of AMD's by family and model."""
+    """The level of a processor with AVX-512 and BF16 but without AMX, by its vendor and, for AMD, family and model."""
     if not is_amd():
         return "avx512_bf16"
     version = (cpuid(1, 0) or (0,))[0]
@@ -187,25 +187,25 @@ def isa() -> str:
 
 
 def amx_is_hollow(cpuid: Cpuid = cpuid) -> bool:
-    """AMX is announced, but the leaf that gives its tiles' sizes is empty: stock torch dies in a bfloat16 product."""
+    """Whether AMX is announced but the leaf with its tiles' sizes is empty: torch then crashes in bfloat16 products."""
     announced = _bit(cpuid(7, 0), 3, 24)
     tiles = cpuid(0x1D, 1)
     return announced and tiles is not None and not any(tiles)
 
 
 def cap_onednn(cpuid: Cpuid = cpuid) -> str | None:
-    """Keeps oneDNN off a hollow AMX; a healthy machine and a choice of the user are left alone.
+    """Keeps oneDNN from using AMX where it is hollow (`amx_is_hollow`), by an environment variable, unless that is set.
 
     Called by ``import fastbert``: worker processes inherit the variable.
 
     Returns:
-        What was done, in words, or None where there was nothing to do.
+        what was done, as a message, or None if there was nothing to do.
     """
     if not amx_is_hollow(cpuid):
         return None
     if ONEDNN_VARIABLE in os.environ:
         return f"this machine announces AMX without its tiles; {ONEDNN_VARIABLE}={os.environ[ONEDNN_VARIABLE]} was set"
-    # oneDNN reads the variable at its first product, so one that ran before `import fastbert` cannot be helped.
+    # oneDNN reads the variable at its first product: if that ran before `import fastbert`, it is too late.
     too_late = "torch" in sys.modules
     os.environ[ONEDNN_VARIABLE] = ONEDNN_CAP
     said = (
@@ -237,9 +237,9 @@ def num_cores() -> int:
 
 
 def default_device() -> torch.device:
-    """Where a command computes: the current CUDA device where torch finds one, the CPU otherwise.
+    """The device on which a command computes: the current CUDA device if torch finds one, else the CPU.
 
-    ``CUDA_VISIBLE_DEVICES`` says which GPU that is; empty, there is none.
+    ``CUDA_VISIBLE_DEVICES`` chooses the GPU; set to the empty string, it hides all GPUs.
     """
     import torch
 
@@ -249,11 +249,11 @@ def default_device() -> torch.device:
 def keep_freed_memory() -> bool:
     """Makes glibc's allocator keep what a training step frees for the next step, instead of giving it back.
 
-    Otherwise every large activation is mapped anew and zeroed page by page in each step: 4,600 page
-    faults a step for a model of a million parameters, 38 with this; a tenth of the step's time on a virtual machine.
+    Otherwise every large activation is mapped anew and zeroed page by page in each step: 4,600 page faults a step for a
+    model of a million parameters, 38 with this; a tenth of the step's time on a virtual machine.
 
     Returns:
-        False where the C library is another one.
+        False if the C library is not glibc.
     """
     import ctypes
 
@@ -267,11 +267,11 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Makes glibc's allocator give the system what was freed and lies between what is still used: of a model that was
-    quantised, up to a fifth of what the process holds.
+    """Makes glibc's allocator return freed memory to the system, also between blocks that are still in use: after a
+    model was quantised, that is up to a fifth of the process's memory.
 
     Returns:
-        False where the C library is another one.
+        False if the C library is not glibc.
     """
     import ctypes
 
@@ -284,5 +284,6 @@ def give_back_freed_memory() -> bool:
 
 
 def gpu_slug(gpu: str) -> str:
-    """A GPU's name as that of a file or directory; "none" where nothing is left of it."""
+    """A GPU's name for files and directories: lower-case letters, digits and hyphens; "none" if it has none of
+    these."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "none"

@@ -1,31 +1,31 @@
-"""Ends of an error's sentence, where what was named is likely to be something else than was meant."""
+"""Hints to append to an error message if the user has probably named the wrong thing; "" if there is none."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# What files of weights are called, and how those begin or end that trainers and adapters leave beside them.
+# The suffixes of files of weights, and how the names of other such files begin or end, left by trainers and adapters.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".index")
 _BESIDE = ("adapter_model.", "optimizer.", "rng_state", "scaler.", "scheduler.", "training_args.")
 _OPTIMIZER = "optim_states.pt"
 
 
 def download_hint(path: str | os.PathLike) -> str:
-    """The end of an error's sentence where the model named is not on this machine: a hub's name, most likely."""
+    """A hint for a model that is not on this machine: most likely a name on a hub."""
     if Path(path).exists():
         return ""
     return "; models are not downloaded: `hf download NAME --local-dir DIR` fetches one from the hub, then give DIR"
 
 
 def run_hint(directory: str | os.PathLike) -> str:
-    """The end of an error's sentence where a run's directory was named in place of its model's."""
+    """A hint for a run's directory that was given in place of the model's inside it."""
     model = Path(directory) / "model"
     return f"; the model of this run is {model}" if (model / "config.json").is_file() else ""
 
 
 def adapter_hint(directory: str | os.PathLike) -> str:
-    """The end of an error's sentence where a directory holds a PEFT adapter, weights that belong to another model."""
+    """A hint for a directory that holds a PEFT adapter, whose weights belong to another model."""
     if not (Path(directory) / "adapter_config.json").is_file():
         return ""
     return (
@@ -35,13 +35,13 @@ def adapter_hint(directory: str | os.PathLike) -> str:
 
 
 def is_weights(path: str | os.PathLike) -> bool:
-    """Whether a file is called as files of weights are."""
+    """Whether a file has the suffix of a file of weights."""
     return Path(path).suffix in _WEIGHTS and Path(path).is_file()
 
 
 def checkpoint_hint(directory: str | os.PathLike) -> str:
-    """The end of an error's sentence where a directory holds a file of weights under another name, or DeepSpeed's
-    checkpoints: the newest may be what was meant."""
+    """A hint for a directory that holds files of weights under other names, or DeepSpeed's checkpoints: the newest one
+    is probably meant."""
     home = Path(directory)
     files = [path for path in (*home.glob("*"), *home.glob("global_step*/mp_rank_*")) if is_weights(path)]
     found = [path for path in files if not path.name.startswith(_BESIDE)]

@@ -1,4 +1,4 @@
-"""What the configurations of all kinds of models share: Hugging Face's field names, labels, files. No torch here."""
+"""What the configurations of all kinds of models share: Hugging Face's field names, labels, files. Without torch."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 _MAX_PARAMETERS = 10**11
 
 OWN_ACTIVATION = "transformers_hidden_act"
-"""In a bert_config.json that `fastbert convert` wrote: transformers' name of an activation that google-research/bert
-calls "gelu", a word that means the error function here."""
+"""The key of a bert_config.json written by `fastbert convert` that holds transformers' name of the activation:
+google-research/bert calls the tanh approximation "gelu", which here is the exact function."""
 
 
 def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
-    """The config.json of a directory, or the file itself: its path and what it holds.
+    """Reads the config.json of a directory, or the file itself.
+
+    Returns:
+        the file's path, and its content.
 
     Raises:
-        InputError: there is none, or it is no JSON object.
+        InputError: there is none, or it is not a JSON object.
     """
     path = Path(directory)
     if path.is_dir():
@@ -50,7 +53,7 @@ def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str,
         names = ("config.json", "bert_config.json")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     if is_weights(path):
-        raise InputError(f"{directory}: expected the directory of a model, got a file of weights: give what holds it")
+        raise InputError(f"{directory}: expected the directory of a model, got a file of weights: give its directory")
     if not path.is_file():
         hint = download_hint(directory) or run_hint(directory) or adapter_hint(directory)
         raise InputError(f"{directory}: expected a directory with a config.json, found none{hint}")
@@ -61,8 +64,13 @@ def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str,
 
 
 def wrong_type(known: str, got: Any) -> InputError:
-    """What is raised for a config.json of a kind of model that is not served, with what to do about it."""
-    # BERTs under other names, to which `weights.kin` gives BERT's.
+    """The error for a config.json of an unsupported kind of model, with a hint if `fastbert convert` can help.
+
+    Args:
+        known: the kinds that are supported, for the message.
+        got: the file's ``model_type``.
+    """
+    # BERTs whose parameters have other names, which `weights.kin` translates.
     kin = ("distilbert", "roberta", "xlm-roberta", "camembert", "electra")
     hint = "; `fastbert convert` makes a BERT of it" if got in kin else ""
     if got == "electra":
@@ -71,11 +79,11 @@ def wrong_type(known: str, got: Any) -> InputError:
 
 
 class ModelConfig(abc.ABC):
-    """Base class of `BertConfig` and its like: keys that it does not know are kept as attributes.
+    """Base class of `BertConfig` and the other configurations; unknown keys are kept as attributes.
 
-    A kind of model gives ``model_type`` (config.json's word), ``defaults`` (its fields), ``limits`` (the integers among
-    them and their upper bounds: a config.json comes from outside, and a size in it must not make us allocate the
-    machine away), ``num_parameters`` and ``validate``, which ends in this class's.
+    A subclass defines ``model_type`` (as in config.json), ``defaults`` (its fields), ``limits`` (the integer fields and
+    their upper bounds: a config.json may come from anywhere, and its sizes must not exhaust the machine's memory),
+    ``num_parameters`` and ``validate``, which calls this class's at its end.
     """
 
     model_type: ClassVar[str]
@@ -104,9 +112,9 @@ class ModelConfig(abc.ABC):
             torch_dtype = values.pop("torch_dtype")
             values.setdefault("dtype", torch_dtype)
         num_labels, id2label, label2id = (values.pop(name, None) for name in ("num_labels", "id2label", "label2id"))
-        if id2label == {}:  # of a model without a head: no names, and transformers reads it too
+        if id2label == {}:  # a model without a head, which transformers accepts too
             id2label = None
-        # A file's key that is also a name of this class (head_dim) is kept to be written back, and shadows nothing.
+        # A file's key that is also an attribute of this class (head_dim) must not shadow it, but is written back.
         self._kept = {name: value for name, value in values.items() if hasattr(type(self), name)}
         for name, value in {**copy.deepcopy(self.defaults), **values}.items():
             if name not in self._kept:
@@ -138,7 +146,7 @@ class ModelConfig(abc.ABC):
 
     @property
     def num_labels(self) -> int:
-        """How many labels a head has; setting it names them LABEL_0, LABEL_1, ..."""
+        """The number of a head's labels. Setting another number renames them LABEL_0, LABEL_1, ..."""
         return len(self.id2label)
 
     @num_labels.setter
@@ -162,8 +170,9 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def validate(self) -> None:
-        """Checks every field; raises InputError at the first that does not fit. Here what all kinds share, to be called
-        when a kind's own fields were checked: of those the number of parameters is made."""
+        """Checks every field; raises InputError at the first that is not valid. This base method checks the common
+        fields; subclasses call it after their own checks, since it computes the number of parameters from their fields.
+        """
         if getattr(self, "add_cross_attention", False):
             raise InputError("add_cross_attention must be false: fastbert has no encoder-decoder models")
         if self.problem_type is not None and self.problem_type not in PROBLEM_TYPES:
@@ -173,20 +182,24 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def num_parameters(self) -> int:
-        """Parameters of the model without heads."""
+        """The number of parameters of the model without heads."""
 
     def __contains__(self, name: object) -> bool:
-        """Whether it has a field, or an unknown key, of this name; PEFT asks before it puts prompts in front."""
+        """Whether there is a field or an unknown key of this name; PEFT's prompt tuning asks this."""
         return name in vars(self) or name in self._kept
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, and every unknown key, as config.json holds them."""
+        """Every field and every unknown key, as in config.json."""
         values = {name: value for name, value in vars(self).items() if name != "_kept"}
         return {**copy.deepcopy({**self._kept, **values}), "model_type": self.model_type}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
-        """Makes one from the content of a config.json; ``overrides`` win (``num_labels`` alone renames the labels).
+        """Creates a configuration from the content of a config.json.
+
+        Args:
+            values: the content.
+            overrides: fields that replace those in ``values``; ``num_labels`` without names renames the labels.
 
         Raises:
             InputError: a value does not fit.
@@ -202,15 +215,16 @@ class ModelConfig(abc.ABC):
             merged.pop("label2id", None)
         merged.update(overrides)
         if merged.get("id2label") and "num_labels" not in overrides:
-            merged.pop("num_labels", None)  # old files hold both, and the names are the ones that count
+            merged.pop("num_labels", None)  # old files hold both; the names decide
         return cls(**{str(name): copy.deepcopy(value) for name, value in merged.items()})
 
     @classmethod
     def from_hf(cls, config: Any) -> Self:
-        """Makes one from any object with the attributes of transformers' class; returns one of this class as it is.
+        """Creates a configuration from any object with the attributes of transformers' class; an object of this class
+        is returned unchanged.
 
         Raises:
-            InputError: it has no such attributes, or a value does not fit.
+            InputError: it lacks these attributes, or a value is not valid.
         """
         if isinstance(config, cls):
             return config
@@ -226,7 +240,7 @@ class ModelConfig(abc.ABC):
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str], **overrides: Any) -> Self:
-        """Reads the config.json of a directory (or the file itself); ``overrides`` win over its values.
+        """Reads the config.json of a directory (or the file itself); ``overrides`` replace its values.
 
         Raises:
             InputError: there is no such file, or a value does not fit.
@@ -238,12 +252,12 @@ class ModelConfig(abc.ABC):
             raise InputError(f"{path}: {error}") from error
         said, named = values.get("num_labels"), config.num_labels
         if said not in (None, named) and overrides.keys().isdisjoint(("num_labels", "id2label")):
-            # So it was up to transformers 4; in 5 the number counts.
-            _log.warning("%s: num_labels is %s, but id2label names %d: the names count", path, said, named)
+            # As in transformers 4; in transformers 5 the number decides.
+            _log.warning("%s: num_labels is %s, but id2label names %d: the names are used", path, said, named)
         return config
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes config.json into a directory, which is made if need be, and returns its path."""
+        """Writes config.json into a directory, which is created if needed, and returns the file's path."""
         path = Path(directory) / "config.json"
         write_whole(path, self.to_json_string())
         return path

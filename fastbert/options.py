@@ -1,4 +1,4 @@
-"""Options as dataclasses: their values from YAML and from Python, held to the types of their fields. No torch here."""
+"""Options as dataclasses: checks of values from YAML and Python against the fields' types. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import InputError
 
 
 def check_choices(options: Any) -> None:
-    """Raises InputError for a field that is declared to be one of several words (`typing.Literal`) and is not.
+    """Raises InputError for a field whose type is a `typing.Literal` and whose value is not one of its words.
 
     Args:
         options: an instance of a dataclass.
@@ -26,10 +26,12 @@ def check_choices(options: Any) -> None:
 
 
 def check_at_least_one(options: Any, *names: str, whose: str = "") -> None:
-    """Raises InputError for a field of these that is given and below 1.
+    """Raises InputError if one of these fields is not None and below 1.
 
     Args:
-        whose: what the message says after the field's name.
+        options: an instance of a dataclass.
+        names: the fields.
+        whose: text to put after the field's name in the message.
     """
     for name in names:
         value = getattr(options, name)
@@ -38,10 +40,13 @@ def check_at_least_one(options: Any, *names: str, whose: str = "") -> None:
 
 
 def check_above_zero(options: Any, *names: str, most: float, whose: str = "") -> None:
-    """Raises InputError for a field of these that is given and not above 0, or above ``most``, or no number.
+    """Raises InputError if one of these fields is not None, and not a number above 0 and at most ``most``.
 
     Args:
-        whose: what the message says after the field's name.
+        options: an instance of a dataclass.
+        names: the fields.
+        most: the largest value that is allowed.
+        whose: text to put after the field's name in the message.
     """
     for name in names:
         value = getattr(options, name)
@@ -50,13 +55,13 @@ def check_above_zero(options: Any, *names: str, most: float, whose: str = "") ->
 
 
 def check_seed(options: Any) -> None:
-    """Raises InputError for a field ``seed`` that has no room in 64 bits, with or without a sign."""
+    """Raises InputError if the field ``seed`` fits neither in a signed nor in an unsigned 64-bit integer."""
     if not -(1 << 63) <= options.seed < 1 << 64:
         raise InputError(f"seed must fit in 64 bits, got {options.seed}")
 
 
 def _choices(hint: Any) -> tuple:
-    """What a field of this type may be; empty where the type does not list it."""
+    """The values that a field of this type may have; empty if the type does not list them."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return parts
@@ -67,7 +72,16 @@ def _choices(hint: Any) -> tuple:
 
 
 def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
-    """The options of one dataclass as its fields' types. Raises InputError for one that it has not, or that misfits."""
+    """Converts options to the types of a dataclass's fields.
+
+    Args:
+        values: the options, by name, as YAML holds them.
+        known: the dataclass.
+        path: the file, for messages.
+
+    Raises:
+        InputError: the dataclass has no such field, or a value has another type.
+    """
     hints = typing.get_type_hints(known)
     names = [f.name for f in dataclasses.fields(known)]
     unknown = sorted(map(str, set(values).difference(names)))
@@ -95,7 +109,7 @@ _WORDS = {
 
 
 def _in_words(hint: Any) -> str:
-    """What a value of this type is, for people who need not know Python."""
+    """A description of a type for people who may not know Python."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(_in_words, parts))
@@ -109,12 +123,12 @@ def _in_words(hint: Any) -> str:
 
 
 def _fit(value, hint):
-    """The value as a field of this type; ValueError or TypeError where it is none."""
+    """Converts a value to a field's type. Raises ValueError or TypeError if it is of another type."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return None if value is None and type(None) in parts else _fit(value, parts[0])
     if origin is tuple and parts[-1] is Ellipsis:
-        if not isinstance(value, (list, tuple)):  # a text is no list of its letters
+        if not isinstance(value, (list, tuple)):  # a string is not a list of its letters
             raise ValueError
         return tuple(_fit(entry, parts[0]) for entry in value)
     if origin is tuple:
@@ -122,7 +136,7 @@ def _fit(value, hint):
     if origin is Literal:
         fits = value in parts
     elif hint is float:
-        # YAML 1.1 reads 1e-4, without a point, as text.
+        # YAML 1.1 reads 1e-4, which has no decimal point, as a string.
         fits = not isinstance(value, bool)
         value = float(value)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree
 
-# A field that has a name but no place in the tuple, because transformers' tuple has none for it.
+# A field that has a name but is not in the tuple, because transformers' tuple does not have it.
 _EXTRA = {"extra": True}
 
 
@@ -25,7 +25,7 @@ class ModelOutput:
     """
 
     def __init_subclass__(cls) -> None:
-        # So that torch.export and torch.func take them for what holds tensors.
+        # torch.export and torch.func must know the class as a container of tensors.
         name = f"{cls.__module__}.{cls.__qualname__}"
         _pytree.register_pytree_node(cls, _taken_apart, partial(_put_together, cls), serialized_type_name=name)
 
@@ -50,7 +50,7 @@ class ModelOutput:
         return self._present()
 
     def get(self, name: str, default=None):
-        """The field of that name; ``default`` where it is None or there is none."""
+        """The field of that name; ``default`` if it is None or does not exist."""
         return dict(self._present()).get(name, default)
 
     def __getitem__(self, key: str | int | slice):
@@ -120,8 +120,8 @@ class PreTrainingOutput(ModelOutput):
 
 @dataclass
 class LogitsOutput(ModelOutput):
-    """What heads with one kind of logits return: ``loss`` if there are labels; ``logits`` (B, labels), (B, choices),
-    (B, S, labels) or (T, labels), whatever the head says; ``mlm_logits`` (N, V) of a masked-LM head alone;
+    """What heads with one kind of logits return: ``loss`` if there are labels; ``logits``, which are (B, labels),
+    (B, choices), (B, S, labels) or (T, labels), depending on the head; ``mlm_logits`` (N, V) of a masked-LM head only;
     ``hidden_states``, ``attentions`` as in `BertModelOutput`."""
 
     loss: Tensor | None = None
@@ -137,7 +137,7 @@ class CausalLMOutput(LogitsOutput):
     (N, V)."""
 
     mlm_loss: Tensor | None = field(default=None, metadata=_EXTRA)
-    # What the training loop reads where there are pairs, of which this model says nothing.
+    # The training loop reads these for sentence pairs, about which this model predicts nothing.
     nsp_loss: None = field(default=None, metadata=_EXTRA)
     nsp_logits: None = field(default=None, metadata=_EXTRA)
 

@@ -68,7 +68,7 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
 
 
 def _ids(row, name: str) -> Tensor:
-    """A sequence of ids as (n,) int64. Raises InputError for anything but integers: fractions would be cut off."""
+    """A sequence of ids as (n,) int64. Raises InputError for anything but integers, since fractions would be lost."""
     try:
         ids = row if isinstance(row, Tensor) else torch.tensor(row)  # a copy: torch warns of what cannot be written
     except (TypeError, ValueError, RuntimeError):
@@ -245,8 +245,8 @@ class Packing:
         return self.indices.numel() == self.batch_size * self.seqlen
 
     def keeps_distances(self) -> bool:
-        """Whether two tokens of a row are as far from each other when packed: no token between others is left out.
-        It reads numbers of the device."""
+        """Whether packing keeps the distance between any two tokens of a row: no token between two kept ones is masked.
+        The host waits for the device."""
         starts, ends = (bounds.to(torch.int64) for bounds in (self.cu_seqlens[:-1], self.cu_seqlens[1:]))
         filled = ends > starts
         starts, ends = starts[filled], ends[filled]

@@ -1,4 +1,4 @@
-"""Parquet files, in which data-set hubs publish tables and corpora today: read by pyarrow, batch by batch."""
+"""Parquet files, the format in which hubs publish data sets; pyarrow reads them batch by batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SUFFIXES = (".parquet", ".pq")
 
 @contextlib.contextmanager
 def opened_parquet(path: str | os.PathLike) -> Iterator[pyarrow.parquet.ParquetFile]:
-    """Opens a file; what pyarrow says of it while the block lasts becomes an error with its path.
+    """Opens a Parquet file. Errors that pyarrow raises inside the block are raised as DataError, with the path.
 
     Raises:
-        DataError: it is no Parquet, or a damaged one.
+        DataError: it is not a Parquet file, or it is damaged.
         InputError: pyarrow is not installed.
     """
     try:
@@ -32,7 +32,7 @@ def opened_parquet(path: str | os.PathLike) -> Iterator[pyarrow.parquet.ParquetF
         with open(path, "rb") as source, pyarrow.parquet.ParquetFile(source) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
-        # What the operating system says of a path is no matter of the format.
+        # An error of the operating system has nothing to do with the format.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Processes that fastbert starts beside its own: how they start, which signals reach them, and how they end."""
+"""Worker processes: how they are started, which signals they obey, and how they end."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from .signals import held_signals
 
 
 def quick_context():
-    """Fork where it is safe and quick; there a script needs no ``if __name__ == "__main__"`` around what starts them.
+    """The `multiprocessing` context of worker processes: "fork" on Linux, where it is safe and quick and scripts need
+    no ``if __name__ == "__main__"``; "spawn" elsewhere.
 
-    Not the default of every Python: under "forkserver" a SIGTERM to all processes would end the server, and with it the
+    Newer Pythons default to "forkserver", with which a SIGTERM to all processes would end the server, and with it the
     workers.
     """
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 def obey_the_parent(*, terminable: bool = False) -> None:
-    """Makes this process, which `multiprocessing` has started, one that only its parent ends.
+    """Makes this process, which `multiprocessing` has started, ignore signals that do not come from its parent.
 
-    Ctrl-C in a terminal, its end and a batch job's SIGTERM reach every process of a group; a worker that died of one
-    would take with it what the parent is about to end in order. So SIGINT and SIGHUP are ignored, and of SIGTERMs the
-    parent's is heeded: Python sends one at exit, and waits. A parent that has died ends this process too.
+    Ctrl-C in a terminal, closing the terminal, and a batch system's SIGTERM reach every process of a group. A worker
+    that died of one would spoil the parent's orderly end. So SIGINT and SIGHUP are ignored, and only the parent's
+    SIGTERM is obeyed, which Python sends at exit before it waits for its children. If the parent dies, this process
+    ends too.
 
     Args:
-        terminable: whether anybody's SIGTERM acts as it does by default.
+        terminable: whether a SIGTERM from any process ends this one, as by default.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -57,27 +59,28 @@ def _end_with(parent: int, heeds_sigterm: bool) -> None:
 
 
 def killed_with_the_parent() -> None:
-    """On Linux: this process is killed when its parent ends, whatever ends it. For one that may be stopped (SIGSTOP),
-    which no thread of its own can end."""
+    """On Linux, lets the kernel kill this process when its parent ends for any reason. For a process that may be
+    stopped (SIGSTOP), when none of its own threads can end it."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # linux/prctl.h
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 class WorkerDied(Exception):
-    """A worker was killed before it had answered."""
+    """A worker was killed before it answered."""
 
 
 class Workers:
-    """Processes that do one job at a time; to be entered, and at the end of the block they are no more.
+    """A pool of processes that do one job at a time each. A context manager; the processes end with the block.
 
-    Each has a pipe of its own, and they share no lock: one that is killed at any moment, also half through an answer,
-    is noticed at once. The pool of `concurrent.futures` has one pipe for all, and waits for ever for the other half.
+    Each process has its own pipe, and they share no lock, so a process that is killed at any moment, even halfway
+    through an answer, is noticed at once. The pool of `concurrent.futures` has one pipe for all processes and would
+    wait for ever for the rest of that answer.
 
     Args:
-        count: how many processes.
-        do: called with each job in a process; like all that is handed over, it can be pickled.
-        begin, given: called first of all in each process, with these arguments.
+        count: the number of processes.
+        do: called with each job, in a process. It must be picklable, as must the jobs and the results.
+        begin, given: a function that each process calls first, and its arguments.
     """
 
     def __init__(self, count: int, do: Callable[[Any], Any], begin: Callable[..., None], given: tuple) -> None:
@@ -101,12 +104,12 @@ class Workers:
         here, there = context.Pipe()
         process = context.Process(target=_serve, args=(there, *self._work), daemon=True)
         process.start()
-        there.close()  # the next process must not inherit it: that this one has died is told by its end
+        there.close()  # the next process must not inherit it: an end of file must tell that this process has died
         self._processes.append(process)
         self._idle.put(here)
 
     def submit(self, job: Any) -> Future:
-        """What a process will have answered, or raised; WorkerDied where it was killed."""
+        """Queues a job. The future has its result or its exception, or WorkerDied if the process was killed."""
         return self._threads.submit(self._ask, job)
 
     def _ask(self, job: Any) -> Any:
@@ -123,7 +126,7 @@ class Workers:
         return answer
 
     def _end(self) -> None:
-        for process in self._processes:  # nothing is in them that would be lost
+        for process in self._processes:  # killing them loses nothing: they keep no state
             process.kill()
             process.join()
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -143,6 +146,6 @@ def _serve(pipe, do: Callable[[Any], Any], begin: Callable[..., None], given: tu
             job = pipe.recv()
             try:
                 answer = (True, do(job))
-            except Exception as error:  # the parent's to raise
+            except Exception as error:  # the parent raises it
                 answer = (False, error)
             pipe.send(answer)

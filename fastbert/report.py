@@ -33,7 +33,7 @@ class HtmlReport:
     """Collects the parts of a page and writes it.
 
     Args:
-        title: heading and window title.
+        title: the page's heading, and the window's title.
     """
 
     def __init__(self, title: str) -> None:
@@ -41,7 +41,7 @@ class HtmlReport:
         self._parts: list[str] = []
 
     def heading(self, text: str) -> None:
-        """Begins a section."""
+        """Adds a heading, which begins a section."""
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def text(self, text: str, note: bool = False) -> None:
@@ -49,11 +49,11 @@ class HtmlReport:
         self._parts.append(f"<p{' class=note' if note else ''}>{html.escape(text)}</p>")
 
     def code(self, text: str) -> None:
-        """Adds text whose lines and spaces stay as they are."""
+        """Adds preformatted text."""
         self._parts.append(f"<pre>{html.escape(text)}</pre>")
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence], caption: str | None = None) -> None:
-        """Numbers are right-aligned, floats shown with four significant digits."""
+        """Adds a table. Numbers are right-aligned, floats are shown with four significant digits."""
         rows = [list(row) for row in rows]
         numeric = [
             bool(rows) and all(isinstance(row[i], int | float) or row[i] == "" for row in rows)
@@ -68,18 +68,18 @@ class HtmlReport:
         self._parts.append(f"<table>{title}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>")
 
     def picture(self, path: str | os.PathLike, alternative: str) -> None:
-        """Embeds a .png, .svg or .jpg file; ``alternative`` says in words what it shows."""
+        """Embeds a .png, .svg or .jpg file; ``alternative`` is its alternative text."""
         path = Path(path)
         data = base64.b64encode(path.read_bytes()).decode()
         media_type = _MEDIA_TYPES[path.suffix.lower()]
         self._parts.append(f'<p><img alt="{html.escape(alternative)}" src="data:{media_type};base64,{data}"></p>')
 
     def drawing(self, svg: str) -> None:
-        """A chart of `fastbert.svg`, in the page itself."""
+        """Adds a chart of `fastbert.svg`, as part of the page."""
         self._parts.append(f"<p>{svg}</p>")
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Writes the page beside its final name and renames it, so that no half page is ever seen."""
+        """Writes the page atomically and returns its path."""
         path = Path(path)
         page = (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(self._title)}</title>\n'

@@ -1,4 +1,4 @@
-"""Results in files that appear whole or not at all, or on standard output: texts, JSON, vectors."""
+"""Writes results (text, JSON, vectors) to standard output, or atomically to files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from .files import whole
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
-    """Opens a file that appears under its name only when all of it is on disk; on failure nothing is left.
+    """Opens a file for writing that gets its name only when all of it is on disk; on failure nothing is left.
 
-    A path that exists and is no regular file (a pipe, a device) is written directly, and so is ``-``, standard output.
+    Standard output (``-``) and an existing path that is not a regular file (a pipe, a device) are written directly.
+
+    Args:
+        path: the file to write, or "-".
+        mode: "w" for text in UTF-8, or "wb".
 
     Raises:
-        OSError: with the path in it, also where the operating system gives none (a full disk).
+        OSError: the file cannot be written; it names ``path``, even if the system's error names none (a full disk).
     """
     if os.fspath(path) == "-":
         yield sys.stdout.buffer if "b" in mode else sys.stdout
@@ -34,7 +38,7 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
 
 
 def written(*paths: str | os.PathLike) -> list[Path]:
-    """The paths that `atomic_write` has made files of: all but standard output."""
+    """Those of the paths that are files after `atomic_write`: all but standard output."""
     return [Path(path) for path in paths if os.fspath(path) != "-"]
 
 
@@ -43,20 +47,20 @@ class _OnlyAskedError(Exception):
 
 
 def check_writable(path: str | os.PathLike, *read: str | os.PathLike) -> None:
-    """Asks before long work whether `atomic_write` can make a file there, and leaves everything as it was.
+    """Checks, before long work, that `atomic_write` can write a file; changes nothing.
 
     Args:
-        path: what is to be written.
-        read: files that the work reads, of which it must be none.
+        path: the file to be written.
+        read: the files that the work reads.
 
     Raises:
-        InputError: it is one of them, and would be lost.
-        OSError: as `atomic_write` would raise it.
+        InputError: ``path`` is one of the files that are read and would be overwritten.
+        OSError: the file cannot be written.
     """
     if os.path.isfile(path) and any(os.path.exists(file) and os.path.samefile(path, file) for file in read):
-        raise InputError(f"{path}: expected another file to write than the one that is read, got the same")
+        raise InputError(f"{path}: expected an output file that is not the input, got the same file")
     if os.fspath(path) == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
-        return  # who reads a pipe would take this for the end
+        return  # opening and closing a pipe would be an end of file to its reader
     with contextlib.suppress(_OnlyAskedError), atomic_write(path):
         raise _OnlyAskedError
 
@@ -69,14 +73,14 @@ def write_json(value: object, path: str | os.PathLike) -> None:
 
 
 def write_json_lines(values, path: str | os.PathLike) -> None:
-    """Writes one JSON value a line."""
+    """Writes each value as a line of JSON."""
     with atomic_write(path) as file:
         for value in values:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 class NpyWriter:
-    """Rows of a (N, dim) float32 .npy file, N being known only at the end; see `write_npy`."""
+    """Writes the rows of an (N, dim) float32 .npy file whose N is known only at the end; see `write_npy`."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -92,7 +96,7 @@ class NpyWriter:
         self.rows += len(values)
 
     def finish(self) -> None:
-        """Puts the number of rows into the header: numpy leaves room there for the first axis to grow."""
+        """Writes the number of rows into the header, in which numpy leaves space for the first axis to grow."""
         self._file.seek(0)
         self._write_header()
         self._file.seek(0, os.SEEK_END)
@@ -104,14 +108,14 @@ class NpyWriter:
 
 @contextlib.contextmanager
 def write_npy(path: str | os.PathLike) -> Iterator[NpyWriter]:
-    """Writes a .npy file row by row in flat memory; it appears when the block ends without an exception.
+    """Writes a .npy file row by row, in constant memory; it appears when the block ends without an exception.
 
     Raises:
-        InputError: standard output or a pipe.
+        InputError: ``path`` is standard output or a pipe.
     """
     with contextlib.nullcontext() if os.fspath(path) == "-" else atomic_write(path, "wb") as file:
         if file is None or not file.seekable():
-            # The number of rows, known at the end, stands at the beginning.
+            # The number of rows is known at the end, but written at the beginning.
             raise InputError(f"{path}: expected a file to write vectors to, got standard output or a pipe")
         writer = NpyWriter(file)
         yield writer

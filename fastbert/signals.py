@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, which batch systems send, and SIGHUP, which a terminal sends that closes, end work in good order."""
+"""Orderly ends of work on Ctrl-C (SIGINT), SIGTERM from a batch system, and SIGHUP when a terminal is closed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import threading
 import time
 from collections.abc import Iterator
 
-# Of one request to stop, several signals may come: a batch system and a terminal tell the launcher and the processes
-# that it started, and the launcher tells these again. A person's second Ctrl-C is later.
+# In seconds. One request to stop may arrive as several signals: a batch system or a terminal signals the launcher and
+# the processes that it started, and the launcher signals these again. A person's second Ctrl-C comes later.
 ONE_REQUEST_S = 1.0
 
 
 class StopRequest:
-    """While the block runs, the first SIGINT, SIGTERM or SIGHUP only sets ``asked``, and those that come soon after it
-    do nothing. A later one acts as it always does, but for a SIGHUP: the shell and the system each send one when a
-    terminal closes.
+    """A context manager that turns a signal into a flag: in the block, the first SIGINT, SIGTERM or SIGHUP only sets
+    ``asked``, to the signal's name. Signals that come soon after it are ignored; a later one acts as it did before the
+    block, except a SIGHUP: the shell and the system each send one when a terminal is closed.
 
-    Where SIGHUP was ignored from the start (nohup) it stays so. Outside the main thread, where Python delivers no
-    signals, it never asks.
+    If SIGHUP was ignored from the start (nohup), it stays ignored. Outside the main thread, where Python delivers no
+    signals, ``asked`` stays None.
 
     Args:
-        one_request: for how many seconds signals belong to the first.
+        one_request: for how many seconds after the first signal others are ignored.
     """
 
     def __init__(self, one_request: float = ONE_REQUEST_S) -> None:
@@ -62,13 +62,14 @@ class StopRequest:
 
 @contextlib.contextmanager
 def removed_on_sigterm() -> Iterator[None]:
-    """While the block runs SIGTERM or SIGHUP ends it by an exception, so that what is unfinished is removed; by itself
-    it would end the process on the spot. A second SIGTERM does that.
+    """Makes SIGTERM and SIGHUP raise SystemExit in the block, so that unfinished files are removed; by default they end
+    the process at once, and a second SIGTERM still does.
 
-    Python passes an exception over that is raised while an object is removed, in `__del__` or in the callback of a weak
-    reference, of which torch has many. That of a signal, Ctrl-C too, is raised again soon after.
+    Python ignores exceptions raised in `__del__` or in the callback of a weak reference, of which torch has many. If
+    that happens to a signal's exception, Ctrl-C's included, the signal is sent again soon after.
 
-    Outside the main thread, where Python delivers no signals, and where they are ignored nothing changes.
+    Nothing changes outside the main thread, where Python delivers no signals, and for signals that are ignored or have
+    another handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,7 +83,7 @@ def removed_on_sigterm() -> Iterator[None]:
 
 
 class _Ending:
-    """What `removed_on_sigterm` does with the main thread's signals, which are those that would end the process."""
+    """The handlers of `removed_on_sigterm`, for the signals that would end the process by default."""
 
     def __init__(self) -> None:
         self._numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
@@ -106,7 +107,7 @@ class _Ending:
         if number == signal.SIGHUP:  # see StopRequest
             signal.signal(number, signal.SIG_IGN)
             _leave_lost_terminal()
-        self._raised = SystemExit(128 + number)  # what a shell shows for a process that the signal ended
+        self._raised = SystemExit(128 + number)  # the status that a shell shows for a process ended by this signal
         raise self._raised
 
     def _passed_over(self, unraisable) -> None:
@@ -122,13 +123,13 @@ class _Ending:
         threading.Thread(target=self._send_again, args=(number,), daemon=True).start()
 
     def _send_again(self, number: int) -> None:
-        while _main_runs(self._passed_over.__code__):  # what is raised there is passed over too
+        while _main_runs(self._passed_over.__code__):  # exceptions raised there are ignored too
             time.sleep(0.001)
         os.kill(os.getpid(), number)
 
 
 def _main_runs(code) -> bool:
-    """Whether the main thread is in a function of this code, or in what that has called."""
+    """Whether the main thread is in the function with this code, or in a function called from it."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
@@ -137,12 +138,12 @@ def _main_runs(code) -> bool:
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[None]:
-    """The first SIGINT, SIGTERM or SIGHUP that comes while the block runs acts at its end. For what must not stop half
-    done, such as the start of a pool's processes: those of half a pool are told by nobody that they are to end.
+    """Delays the first SIGINT, SIGTERM or SIGHUP until the end of the block. For work that must not be interrupted
+    halfway, such as starting a pool's processes, which nobody would end if the pool were incomplete.
 
     Outside the main thread, where Python delivers no signals, nothing changes.
     """
-    stop = StopRequest(one_request=0.0)  # a process that is started here must end when it is told to
+    stop = StopRequest(one_request=0.0)  # a process that is started in the block must obey every later signal
     try:
         with stop:
             yield
@@ -152,8 +153,8 @@ def held_signals() -> Iterator[None]:
 
 
 def _leave_lost_terminal() -> None:
-    """What is written to a terminal that has been closed goes nowhere from now on: each write would be an error, and
-    the first one would end what is to be saved."""
+    """Redirects standard output and standard error to /dev/null if their terminal is closed: a write would be an error,
+    which would interrupt the saving of results."""
     for number in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):

@@ -1,4 +1,4 @@
-"""Line charts and stacked bars as SVG text, for a page of every run: matplotlib takes seconds for ten of them."""
+"""Line charts and stacked bars as SVG text. Every run draws some, and matplotlib takes seconds for ten of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Curve:
 
     Args:
         points: (x, y), finite.
-        colour: as CSS says it.
-        label: in the legend; empty = not there.
-        dots: draw the points too, and the line thicker.
-        dashed: for a colour that another line has already.
+        colour: a CSS colour.
+        label: its name in the legend; "" leaves it out of the legend.
+        dots: whether the points are drawn too, and the line thicker.
+        dashed: whether the line is dashed, to tell it from another of the same colour.
     """
 
     points: Sequence[tuple[float, float]]
@@ -46,7 +46,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def line_chart(lines: Sequence[Curve], ylabel: str, xlabel: str, logarithmic: bool = False) -> str:
-    """A chart of curves over common axes; with ``logarithmic`` every y must be above 0."""
+    """A chart of curves in common axes; ``logarithmic`` is for the y axis, where every y must then be above 0."""
     marks = [(line.label, line.colour, "╌" if line.dashed else "■") for line in lines if line.label]
     legend = _in_rows(marks, len(ylabel))
     height = _HEIGHT + _ROW * (len(legend) - 1)
@@ -62,8 +62,7 @@ def line_chart(lines: Sequence[Curve], ylabel: str, xlabel: str, logarithmic: bo
 
 @dataclass(frozen=True)
 class _Axes:
-    """The ranges of a picture of this height, of which a legend may take a part; on a logarithmic axis y counts in
-    powers of ten."""
+    """The ranges of the axes, and the height of the picture with its legend; a logarithmic axis has log10(y)."""
 
     x_range: tuple[float, float]
     y_range: tuple[float, float]
@@ -80,7 +79,7 @@ class _Axes:
         return math.log10(y) if self.logarithmic else y
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Where a point lies in the picture."""
+        """The coordinates of a point in the picture."""
         across = (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
         up = (y - self.y_range[0]) / (self.y_range[1] - self.y_range[0])
         return (
@@ -89,7 +88,7 @@ class _Axes:
         )
 
     def drawn(self) -> list[str]:
-        """Lines across at the ticks of y, and the numbers of both axes."""
+        """The horizontal grid lines, and the numbers at both axes."""
         parts = []
         for tick in _y_ticks(*self.y_range, self.logarithmic):
             _, y = self.place(self.x_range[0], tick)
@@ -112,7 +111,7 @@ def _curve(line: Curve, places: Sequence[tuple[float, float]]) -> list[str]:
 
 
 def stacked_bars(rows: Sequence[tuple[str, Sequence[float]]], parts_of: Sequence[tuple[str, str]], title: str) -> str:
-    """A bar a row, from left to right its shares in per cent.
+    """A horizontal bar for each row, divided into shares in per cent.
 
     Args:
         rows: label and shares.
@@ -133,12 +132,12 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[float]]], parts_of: Sequence
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """A range that is no point."""
+    """The range, made wider if it is a single point."""
     return (low, high) if high > low else (low - max(abs(low), 1) / 20, high + max(abs(high), 1) / 20)
 
 
 def _y_ticks(low: float, high: float, logarithmic: bool) -> list[float]:
-    """Ticks of the axis; powers of ten on a logarithmic one that spans some."""
+    """The ticks of the y axis; powers of ten on a logarithmic axis that spans several of them."""
     if logarithmic and math.floor(high) - math.ceil(low) >= 1:
         stride = max((math.floor(high) - math.ceil(low)) // 5, 1)
         return [float(n) for n in range(math.ceil(low), math.floor(high) + 1, stride)]
@@ -158,7 +157,7 @@ def _entry_width(label: str) -> float:
 
 
 def _in_rows(entries: Sequence[tuple[str, str, str]], beside: int) -> list[list[tuple[str, str, str]]]:
-    """Entries of a legend in as many rows as they need; the first row has room for so many letters besides."""
+    """Distributes a legend's entries over rows; the first row leaves space for ``beside`` letters of other text."""
     rows: list[list[tuple[str, str, str]]] = [[]]
     left = _WIDTH - _RIGHT - _LEFT - 7.0 * (beside + 1)
     for entry in entries:
@@ -172,7 +171,7 @@ def _in_rows(entries: Sequence[tuple[str, str, str]], beside: int) -> list[list[
 
 
 def _legend(rows: Sequence[Sequence[tuple[str, str, str]]]) -> list[str]:
-    """Names in their colours, each behind its mark, along the upper edge, every row from the right."""
+    """The legend at the upper edge: a mark and a name for each curve, in its colour; rows are right-aligned."""
     parts = []
     for number, entries in enumerate(rows):
         x = float(_WIDTH - _RIGHT)

@@ -1,4 +1,4 @@
-"""Files of other people's: lines, texts in UTF-8, YAML, JSON and Python, which may hold anything."""
+"""Reads files from outside, which may contain anything: lines, text in UTF-8, YAML, JSON and Python source."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import IO, Any
 
 from .errors import DataError, FastbertError, InputError
 
-# A file that claims to be a model's settings may be of any size.
+# A file that is said to be a model's configuration may be of any size.
 _MAX_JSON_BYTES = 64 << 20
 _JSON_KINDS = {dict: "object", list: "array"}
 
 
 def without_gz(path: str | os.PathLike) -> str:
-    """A file's path without the .gz at its end: what is left says what is in it."""
+    """A file's path without a final .gz: the suffix before it tells the format."""
     path = os.fspath(path)
     return path[:-3] if path.lower().endswith(".gz") else path
 
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Opens a file to read its bytes, those of one called .gz unpacked.
+    """Opens a file to read its bytes; a .gz file is decompressed.
 
     Raises:
-        DataError: what gzip compressed is damaged or not whole.
+        DataError: the compressed data are damaged or truncated.
     """
     packed = without_gz(path) != os.fspath(path)
     with gzip.open(path, "rb") if packed else open(path, "rb") as file:
@@ -41,11 +41,14 @@ def opened(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 
 def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
-    """Lines of a file with their ends, line feeds; where there is none, or one at the end of all, carriage returns,
-    which Macs wrote once and spreadsheets' "CSV (Macintosh)" has today. In other files a carriage return is text.
+    """Yields the lines of a file with their line ends.
+
+    Lines end in a line feed. In a file without one, or with only one at its end, they end in a carriage return, as
+    old Macs wrote them and spreadsheets' "CSV (Macintosh)" still does. In other files a carriage return is text.
 
     Args:
-        limit: of what is read at a time, so that a longer line comes in parts; -1 for none.
+        file: the file, open for reading.
+        limit: how many bytes are read at a time at most, so that a longer line comes in parts; -1 for no limit.
     """
     line = file.readline(limit)
     returns = b"\r" in line.removesuffix(b"\r\n")
@@ -67,7 +70,7 @@ def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
         yield rest
 
 
-# What a file begins with that is no text in UTF-8, in their order: UTF-32's mark begins with UTF-16's.
+# The first bytes of files that are not text in UTF-8. The order matters: UTF-32's mark begins with UTF-16's.
 _FORMATS = {
     b"\xff\xfe\0\0": "UTF-32; iconv -f utf-32 -t utf-8 converts it",
     b"\xff\xfe": "UTF-16, as PowerShell's > writes it; iconv -f utf-16 -t utf-8 converts it",
@@ -84,7 +87,13 @@ _FORMATS = {
 
 
 def check_text_file(name: str, begins: bytes, raises: type[FastbertError] = DataError) -> None:
-    """Raises an error of that kind where the first bytes of a file say that it is no text, or none in UTF-8."""
+    """Raises an error if the first bytes of a file show that it is not text in UTF-8.
+
+    Args:
+        name: the file's, for the message.
+        begins: its first bytes.
+        raises: the class of the error.
+    """
     found = next((what for mark, what in _FORMATS.items() if begins.startswith(mark)), None)
     if found is not None:
         raise raises(f"{name}: expected text in UTF-8, got {found}")
@@ -93,10 +102,13 @@ def check_text_file(name: str, begins: bytes, raises: type[FastbertError] = Data
 def decode_text(
     raw: bytes, name: str, raises: type[FastbertError] = InputError, decode: Callable[[bytes], str] = bytes.decode
 ) -> str:
-    """The text of a whole file in UTF-8, without a byte-order mark; raises an error of that kind for another one.
+    """Decodes a whole file's bytes from UTF-8 and removes a byte-order mark.
 
     Args:
-        decode: takes the bytes, where others than UTF-8 may be text too; raises UnicodeDecodeError.
+        raw: the file's bytes.
+        name: the file's, for the message.
+        raises: the class of the error for a file that is not text in UTF-8.
+        decode: another decoder of the bytes, for files that may hold other encodings; raises UnicodeDecodeError.
     """
     check_text_file(name, raw, raises)
     try:
@@ -107,13 +119,13 @@ def decode_text(
 
 
 def read_yaml(path: str | os.PathLike) -> dict:
-    """The mapping in a YAML file (UTF-8); empty for an empty file.
+    """Reads the mapping in a YAML file (UTF-8); empty for an empty file.
 
-    A key that stands twice is refused: YAML forbids it, and its readers keep the last one without a word. So are two
-    that are one to Python, as 1 and 1.0.
+    Duplicate keys are refused: YAML forbids them, but its readers silently keep the last one. Keys that are equal in
+    Python, such as 1 and 1.0, count as duplicates.
 
     Raises:
-        InputError: there is no such file, or it is no YAML or no mapping.
+        InputError: there is no such file, or it is not YAML or not a mapping.
     """
     import yaml
 
@@ -143,19 +155,19 @@ def read_yaml(path: str | os.PathLike) -> dict:
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{path}: expected a mapping, got {type(value).__name__}")
     if _holds_itself(value):
-        raise InputError(f"{path}: expected values that end, got one that holds itself (an alias below its own anchor)")
+        raise InputError(f"{path}: expected finite values, got one that contains itself (an alias under its anchor)")
     return value or {}
 
 
 def _yaml_reason(error: Exception) -> str:
-    """What a reader of YAML found wrong, with its lines."""
+    """The reason that the YAML reader gives, with line numbers."""
     found = ((getattr(error, name, None), getattr(error, f"{name}_mark", None)) for name in ("context", "problem"))
     said = [text if mark is None else f"{text} in line {mark.line + 1}" for text, mark in found if text]
     return ", ".join(said) or " ".join(str(error).split())
 
 
 def _holds_itself(value: Any, above: tuple = (), ended: set[int] | None = None) -> bool:
-    """Whether a value of lists and mappings has one of them within itself, as YAML can say it."""
+    """Whether a list or mapping contains itself, which YAML's aliases make possible."""
     ended = set() if ended is None else ended
     if not isinstance(value, dict | list) or id(value) in ended:  # aliases of aliases are looked into once
         return False
@@ -171,14 +183,15 @@ def read_json(
     kind: type = dict,
     raises: type[FastbertError] = InputError,
 ) -> Any:
-    """A JSON file (UTF-8) of somebody else's, whole, as the ``kind`` of value that it must hold.
+    """Reads a JSON file (UTF-8) from outside.
 
     Args:
-        kind: dict or list.
-        raises: the error of the caller's own.
+        path: the file.
+        kind: the type that its value must have, dict or list.
+        raises: the class of the error.
 
     Raises:
-        FastbertError: of the kind ``raises``: the file cannot be read, is too long, is no JSON or holds another kind.
+        FastbertError: of the class ``raises``: the file cannot be read, is too long, is not JSON or holds another type.
     """
     try:
         size = os.stat(path).st_size
@@ -195,7 +208,8 @@ def read_json(
 
 
 def parse_python(source: str | bytes) -> ast.Module:
-    """The syntax tree of Python's source, with its docstrings; under ``python -OO`` ast.parse drops them from 3.14 on.
+    """The syntax tree of Python source with its docstrings, which `ast.parse` drops under ``python -OO`` since Python
+    3.14.
 
     Raises:
         SyntaxError, ValueError: as ast.parse.

@@ -1,5 +1,5 @@
-"""When torch looks into a pass, to make something else of it than its numbers: there a kernel, and whatever the host
-reads of a tensor, would be missed or taken for a constant."""
+"""Whether torch is exporting, tracing or transforming the current pass: it would then not see a kernel's computation,
+and would take values that the host reads from a tensor for constants."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-# Set during an export alone, but for the strict one of torch 2.6. Not torch.compiler.is_exporting(): it is not in torch
-# 2.6, and to torch.compile's tracing the older releases that have it say that it is true.
+# Set only during an export, except for strict exports of torch 2.6. Not torch.compiler.is_exporting(): torch 2.6 lacks
+# it, and in the older releases that have it, it is true while torch.compile traces.
 _EXPORTING = "_is_exporting_flag" if hasattr(torch.compiler, "_is_exporting_flag") else "_is_compiling_flag"
 
 
@@ -16,7 +16,7 @@ def _nothing(*_: object) -> None:
     return None
 
 
-# torch has no public words for these: a torch without one loses the question, not the ops.
+# Private functions of torch's: in a release without one, the question is answered with no, and the ops still work.
 _of_func = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _nothing)
 _of_jit = getattr(torch._C, "_get_tracing_state", _nothing)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", _nothing)
@@ -27,14 +27,14 @@ def _is_traced() -> bool:
 
 
 def is_exported() -> bool:
-    """Whether torch makes a graph of this pass that is kept for every later batch: torch.export, torch.jit.trace, or
-    make_fx. torch.compile makes its graphs anew where they no longer hold, and knows our ops."""
+    """Whether torch records this pass in a graph that is used for all later batches: torch.export, torch.jit.trace or
+    make_fx. torch.compile does not count: it recompiles graphs that no longer hold, and knows our ops."""
     return getattr(torch.compiler, _EXPORTING) if torch.compiler.is_compiling() else _is_traced()
 
 
 def is_transformed() -> bool:
-    """Whether this code is exported, or runs in forward-mode differentiation or under a transform of torch.func. None
-    of them sees into a kernel, and all of them into the reference."""
+    """Whether this pass is exported, or runs in forward-mode differentiation or under a transform of torch.func. None
+    of these can look into a kernel; all work with the reference."""
     if torch.compiler.is_compiling():
         return getattr(torch.compiler, _EXPORTING)
     differentiated = getattr(forward_ad, "_current_level", -1) >= 0

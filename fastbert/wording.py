@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 def counted(number: float, one: str) -> str:
-    """A number with what it counts: "1 row", "2,000 rows", "0.5 hours". ``one`` is a single of them."""
+    """A number with what it counts: "1 row", "2,000 rows", "0.5 hours". ``one`` is the singular."""
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     return f"{shown} {one if number == 1 else f'{one}s'}"
 
 
 def figure(value: object) -> str:
-    """A value of a table: floats with four significant digits, and thousands apart ("1,221", "50.16", "0.002")."""
+    """A value for a table: floats with four significant digits and thousands separators ("1,221", "50.16", "0.002")."""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -31,5 +31,5 @@ def duration(seconds: float) -> str:
 
 
 def dtype_name(dtype: torch.dtype | torch.layout | str) -> str:
-    """A dtype without its module: "float32" for torch.float32; also of a layout, and of a name that is a string."""
+    """The name of a dtype or layout without its module: "float32" for torch.float32 or "torch.float32"."""
     return str(dtype).removeprefix("torch.")

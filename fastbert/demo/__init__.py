@@ -1,1 +1,1 @@
-"""The life of a small BERT on the documentation that comes with Python, with a report."""
+"""The demo: trains, evaluates and uses a small BERT on the documentation that comes with Python."""

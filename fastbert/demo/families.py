@@ -1,7 +1,7 @@
 """The demo's classification task: which family of modules a docstring is from.
 
-A family is a handful of modules on one subject. Names of modules are removed from the texts, so that the subject has to
-be told by the words, and the test texts are from modules that neither pre-training nor fine-tuning has seen.
+A family is a handful of modules on one subject. Names of modules are removed from the texts, so that the subject must
+be recognised from the words, and the test texts are from modules that neither pre-training nor fine-tuning has seen.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ FAMILIES = {
 }
 _FAMILY_OF = {module: family for family, modules in FAMILIES.items() for module in modules.split()}
 
-# A family whose test modules are long would fill the test set alone.
+# Otherwise a family whose test modules are long would dominate the test set.
 _MOST_TEST_TEXTS = 40
-_SHORTEST_TEXT = 60  # characters; below there is nothing to tell a subject by
-_LARGEST_DOCUMENT = 0.75  # of the share to hold out: a larger document would take it all
+_SHORTEST_TEXT = 60  # characters; shorter texts do not tell their subject
+_LARGEST_DOCUMENT = 0.75  # of the share to hold out: a larger document would be most of it
 
 
 def family_of(document: str) -> str:
@@ -59,14 +59,14 @@ def family_of(document: str) -> str:
 
 
 def split_documents(sizes: Iterable[tuple[str, int]], share: float) -> tuple[frozenset[str], frozenset[str]]:
-    """Chooses the documents to keep from training: about this share of the text of every family, twice.
+    """Chooses the documents to hold out from training: twice about this share of the text of every family.
 
     Args:
         sizes: (document, length of its text).
 
     Returns:
-        the documents that choices are made by (the recipe's, and which checkpoint is the best), and those that the
-        figures are reported on, which no choice has seen.
+        the validation documents, by which choices are made (the recipe, the best checkpoint), and the test documents,
+        which no choice has seen and for which the figures are reported.
     """
     families: dict[str, list[tuple[int, str, int]]] = {}
     for name, size in sizes:
@@ -80,7 +80,7 @@ def split_documents(sizes: Iterable[tuple[str, int]], share: float) -> tuple[fro
 
 
 def _about(members: list[tuple[int, str, int]], wanted: float) -> set[str]:
-    """The first documents that together hold so much text."""
+    """The first documents that together have about this much text."""
     chosen, got = set(), 0
     for _, name, size in members:
         if got < wanted and size <= wanted * _LARGEST_DOCUMENT:
@@ -90,7 +90,7 @@ def _about(members: list[tuple[int, str, int]], wanted: float) -> set[str]:
 
 
 def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple[list[Row], list[Row]]:
-    """Docstrings with their families: from modules seen in pre-training, and from those of the test.
+    """Docstrings labelled with their families: training rows from modules seen in pre-training, and test rows.
 
     A family without both is left out: some systems' Python has no tkinter, whose modules are most of "gui".
     """
@@ -116,7 +116,7 @@ def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple
 
 
 def classes(rows: list[Row]) -> tuple[str, ...]:
-    """The families of rows, in their order."""
+    """The families that occur in the rows, in the order of `FAMILIES`."""
     found = {row.label for row in rows}
     return tuple(family for family in FAMILIES if family in found)
 

@@ -1,4 +1,4 @@
-"""What the demo trains, in full and in a minute."""
+"""What the demo trains, in full and in its one-minute version."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Recipe:
     Args:
         vocab_size, layers, hidden, heads: of the vocabulary and the model.
         max_seqlen, token_budget, steps, lr, warmup, betas: of pre-training.
-        max_minutes: of pre-training; on a slow machine the schedule runs ahead to end by then.
-        heldout_share: of each family of modules, kept for validation, and as much again for the test.
-        labels: training texts for each class of the classifier.
+        max_minutes: of pre-training; on a slow machine the schedule is shortened to end by then.
+        heldout_share: the share of each family of modules for validation, and again for the test.
+        labels: the number of training texts for each class of the classifier.
         epochs, classifier_lr, scratch_lr, seeds: of fine-tuning; from random weights a larger rate is better, and
             each start gets its better one.
     """

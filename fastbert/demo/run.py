@@ -47,7 +47,7 @@ MASKED_SENTENCES = (
 
 @dataclass
 class DemoResult:
-    """Everything the report shows; what is not a path or a run also goes to demo.json."""
+    """Everything that the report shows; all but paths and runs is also written to demo.json."""
 
     out: Path
     recipe: Recipe
@@ -62,7 +62,7 @@ class DemoResult:
 
     @property
     def ended_early(self) -> str:
-        """What to know of a pre-training that the clock ended; empty for one that came to its last step."""
+        """A note if pre-training was ended by the time limit; "" if it came to its last step."""
         steps, run = self.recipe.steps, self.run
         if run.steps >= steps:
             return ""
@@ -74,7 +74,7 @@ class DemoResult:
         )
 
     def to_json(self) -> str:
-        """The figures and the recipe, as demo.json has them."""
+        """The content of demo.json: the figures and the recipe."""
         names = ("corpus", "shares", "parameters", "test", "masks", "classifier", "seconds")
         values = {name: getattr(self, name) for name in names}
         values |= {"recipe": vars(self.recipe), "steps": self.run.steps, "tokens": self.run.tokens}
@@ -82,7 +82,7 @@ class DemoResult:
 
 
 class _Stages:
-    """Says which stage runs and how long each took."""
+    """Prints which stage runs, and measures how long each takes."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self._seconds, self._name, self._began = seconds, None, 0.0
@@ -103,14 +103,14 @@ def run_demo(out: Path, quick: bool = False, seed: int = 0) -> DemoResult:
 
     Args:
         out: the directory to make; an earlier demo in it is replaced.
-        quick: a minute's version, which shows the way and not the figures.
-        seed: of everything.
+        quick: a version of about a minute, whose figures mean little.
+        seed: of all random numbers.
 
     Raises:
-        InputError: ``out`` holds something else, or the seed is none for every stage.
+        InputError: ``out`` holds something else, or the seed is out of range.
     """
     recipe = QUICK if quick else FULL
-    if not 0 <= seed <= (1 << 64) - recipe.seeds:  # the last stage begins with so many, one after the other
+    if not 0 <= seed <= (1 << 64) - recipe.seeds:  # the last stage uses this many seeds in a row
         raise InputError(f"seed must be at least 0 and at most 2^64 - {recipe.seeds}, got {seed}")
     _clear(out)
     result = DemoResult(out, recipe)
@@ -131,13 +131,13 @@ def run_demo(out: Path, quick: bool = False, seed: int = 0) -> DemoResult:
 
 
 def _clear(out: Path) -> None:
-    """Makes an empty directory, unless that would remove what is not a demo's."""
+    """Makes an empty directory. Raises InputError if that would remove something other than an earlier demo."""
     if out.exists():
         if not out.is_dir() or (any(out.iterdir()) and not (out / _MARKER).exists()):
             raise InputError(f"{out}: expected no such path, or the directory of an earlier demo, got something else")
         shutil.rmtree(out)
     out.mkdir(parents=True)
-    # From here on the directory is known to be a demo's, even if it is interrupted.
+    # Marks the directory as a demo's, even if the demo is interrupted.
     write_whole(out / _MARKER, "{}")
 
 
@@ -168,7 +168,7 @@ def _prepare(result: DemoResult) -> None:
 
 
 def _data(result: DemoResult) -> tuple[PretrainingData, PretrainingData]:
-    """The training and the test documents; pre-training itself looks at the validation documents."""
+    """The training and the test documents; pre-training reads the validation documents itself."""
     samples = PretrainingConfig(max_seqlen=result.recipe.max_seqlen)
     return tuple(PretrainingData(ShardSet.open(result.out / name, "train"), samples) for name in ("data", "test"))
 
@@ -241,7 +241,7 @@ def _classify(result: DemoResult, seed: int) -> None:
         for start, lr in (("pre-trained", recipe.classifier_lr), ("random weights", recipe.scratch_lr)):
             task = TextClassification(classes)
             torch.manual_seed(number)
-            with warnings_held():  # that the head is new
+            with warnings_held():  # of the randomly initialised head
                 model = task.model(result.run.model_dir).to(hardware.default_device())
             if start == "random weights":
                 model.bert.load_state_dict(build_model(_config(result, number), data).bert.state_dict())
@@ -275,6 +275,6 @@ def _split(result: DemoResult) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _drop_out(model: BertForSequenceClassification, p: float) -> None:
-    """Few labels need dropout, which pre-training went without."""
+    """Sets the dropout rate: few labels need dropout, which pre-training does not use."""
     model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = p
     model.dropout.p = p

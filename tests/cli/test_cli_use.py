@@ -147,7 +147,8 @@ def test_labels_that_config_json_counts_otherwise_are_told_once(data, lines, tmp
     ):
         caplog.clear()
         assert run(*command) == 0
-        assert caplog.messages == [f"{model / 'config.json'}: num_labels is 3, but id2label names 2: the names count"]
+        said = f"{model / 'config.json'}: num_labels is 3, but id2label names 2: the names are used"
+        assert caplog.messages == [said]
 
 
 SAID = [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}]
@@ -442,7 +443,7 @@ def test_evaluate_scores_a_predictions_file(data, tmp_path, capsys):
     # What is read is not written over, as a report of dev.tsv beside dev_predictions.tsv would do.
     same = predictions.rename(tmp_path / f"{data.stem}_predictions.tsv")
     error = fails(capsys, "evaluate", "sst2", "--data", data, "--predictions", same, "--report", tmp_path)
-    assert "expected another file to write than the one that is read" in error
+    assert "expected an output file that is not the input" in error
 
 
 def test_an_option_that_would_do_nothing_is_refused(data, tmp_path, capsys):
@@ -555,7 +556,7 @@ def test_sigterm_leaves_no_unfinished_file(model, data, lines, tmp_path, monkeyp
 
 def test_what_is_read_is_never_written_over(model, lines, data, tmp_path, capsys):
     corpus, rows = lines.read_bytes(), data.read_bytes()
-    same = "expected another file to write than the one that is read"
+    same = "expected an output file that is not the input"
     assert same in fails(capsys, "encode", "--model", model, "--out", lines, tmp_path / "." / lines.name)
     assert same in fails(capsys, "vocab", lines, "--out", lines)
     (tmp_path / "features").mkdir()

@@ -164,7 +164,7 @@ def test_another_number_of_labels_than_names_is_told(tmp_path, caplog):
     assert not caplog.messages
     path.write_text(json.dumps({"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 2}))
     assert BertConfig.from_pretrained(tmp_path).num_labels == 3
-    assert caplog.messages == [f"{path}: num_labels is 2, but id2label names 3: the names count"]
+    assert caplog.messages == [f"{path}: num_labels is 2, but id2label names 3: the names are used"]
 
 
 def test_labels():

@@ -65,7 +65,7 @@ def test_yaml_a_person_writes(tmp_path):
         ("a: [", "expected YAML"),
         ("[a, b]: 1", "unknown option|expected YAML"),
         ("lr: 1.0e-4\nsteps: 3\nlr: 1.0e-3", "the key 'lr' twice.* line 3"),
-        ("samples: &below {samples: *below}", "got one that holds itself"),
+        ("samples: &below {samples: *below}", "got one that contains itself"),
         ("a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20)), "a0"),
         ("samples: {1: 3, 1.0: 4}", "the key '1.0', the same as '1'.* line 1"),
         ("samples: {yes: 3, true: 4}", "the key 'true', the same as 'yes'.* line 1"),
