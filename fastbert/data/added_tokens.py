@@ -15,26 +15,29 @@ from .special_tokens import SpecialNames, holds_all
 _log = logging.getLogger("fastbert")
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-# Roles that every tokenizer has in transformers; any other name in ..._token is one of the model's own.
+# Roles that every tokenizer has in transformers; any other name that ends in _token is specific to the model.
 _ROLES = ("bos_token", "eos_token", *SpecialNames._fields)
 
 
 def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names: SpecialNames | None = None) -> None:
-    """Adds what tokenizer_config.json and the older files added_tokens.json and special_tokens_map.json hold and the
-    tokenizer lacks: first what has an id, then special tokens in the order in which transformers counts them on.
+    """Adds the tokens that the tokenizer lacks and that are listed in tokenizer_config.json or in the older files
+    added_tokens.json and special_tokens_map.json: first those with an id, then special tokens, which get the next ids
+    in the same order as in transformers.
 
     Args:
-        vocab_path: a vocab.txt or a tokenizer.json; files beside one of another name do not belong to it.
-        settings: tokenizer_config.json, or nothing.
-        names: of special tokens that the vocabulary has and its tokenizer.json may not list among those added, without
-            which a text's ``[MASK]`` is cut like any word.
+        tokenizer: changed in place.
+        vocab_path: a vocab.txt or a tokenizer.json. With another name nothing is added, since the files beside it do
+            not belong to it.
+        settings: the content of tokenizer_config.json; empty if there is none.
+        names: special tokens of the vocabulary, which its tokenizer.json may not list as added tokens. Without this,
+            ``[MASK]`` in a text would be split like any word.
 
     Raises:
-        InputError: a token is not one, or would get another id than its file says.
+        InputError: an entry is not a token, or a token would get another id than its file says.
     """
     if vocab_path.name not in ("vocab.txt", "tokenizer.json"):
         return
-    if settings.get("split_special_tokens"):  # a tokenizer.json, by which tokenizers are copied, has no place for it
+    if settings.get("split_special_tokens"):  # tokenizers are copied as tokenizer.json, which cannot express it
         _log.warning(
             "%s: split_special_tokens is not followed: special tokens that a text has are kept whole, where "
             "transformers splits them as it does words",
@@ -47,7 +50,7 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
     wanted: dict[int, AddedToken] = {}
     if older.is_file() and not alone:
         for content, index in read_json(older).items():
-            # Found in normalised text, special or not, but for what transformers knows as special when it reads this.
+            # Searched for in normalised text, except for tokens that transformers already knows as special by then.
             wanted[_id(index, older)] = AddedToken(
                 _content(content, older), special=content in special, normalized=content not in unnormalised
             )
@@ -65,7 +68,7 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
 
 
 def _add_by_id(tokenizer: Tokenizer, wanted: dict[int, AddedToken], vocab_path: Path) -> None:
-    """Adds the tokens that the tokenizer lacks ([CLS] and its like it has); each must get the id that it had."""
+    """Adds the tokens that the tokenizer lacks; each must get the id that its file says."""
     own = set(tokenizer.get_added_tokens_decoder())
     for index, token in sorted(wanted.items()):
         if index in own:
@@ -79,9 +82,10 @@ def _add_by_id(tokenizer: Tokenizer, wanted: dict[int, AddedToken], vocab_path: 
 def _special(
     settings: dict[str, Any], map_of_special: dict[str, Any], vocab_path: Path
 ) -> tuple[dict[str, AddedToken], set[str]]:
-    """Special tokens without ids, by content, and those of them that are looked for before a text is normalised."""
+    """Special tokens without ids, by content, and the contents of those that are searched for in text that is not
+    normalised."""
     listed, named = settings.get("extra_special_tokens"), _named(settings)
-    if not listed:  # as releases before transformers 5 called it
+    if not listed:  # the name before transformers 5
         listed = settings.get("additional_special_tokens", listed)
     if isinstance(listed, dict):
         named, listed = named | listed, None

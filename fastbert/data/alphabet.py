@@ -1,7 +1,7 @@
-"""The letters of a corpus, counted: a vocabulary that is trained on them does not depend on chance.
+"""The alphabet of a corpus: with a given alphabet, the training of a vocabulary is deterministic.
 
-Which of them a vocabulary is to have, SentencePiece decides by the share of the text that they are ("character
-coverage", 0.9995 for Chinese and Japanese), and so is it done here.
+As in SentencePiece, characters are kept until they cover a given share of the text ("character coverage", 0.9995 for
+Chinese and Japanese).
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 FEW = 1000
-"""Characters that a vocabulary has room for whatever they are; alphabets alone have fewer."""
+"""The most frequent characters that are always kept; alphabetic scripts have fewer."""
 COVERAGE = 0.9995
-"""The share of a text whose characters are kept where it has more."""
+"""The share of the text that the kept characters must cover, if `FEW` do not."""
 
 
 def alphabet(texts: Iterable[str], lowercase: bool = True, strip_accents: bool | None = None) -> list[str]:
-    """The characters that WordPiece sees, the commonest first, equals in the order of Unicode: as many as make up
-    `COVERAGE` of the text, and `FEW` in any case.
+    """The characters that WordPiece sees after normalisation: as many as cover `COVERAGE` of the text, but at least the
+    first `FEW`.
 
     Args:
         texts: consumed once.
-        lowercase, strip_accents: as the tokenizer has them; accents go with capitals where ``strip_accents`` is None.
+        lowercase, strip_accents: the tokenizer's settings; with ``strip_accents`` None, accents are stripped if text
+            is lower-cased.
+
+    Returns:
+        the characters, the most frequent first, those of equal frequency in the order of Unicode.
     """
     strip_accents = lowercase if strip_accents is None else strip_accents
     written: collections.Counter[str] = collections.Counter()

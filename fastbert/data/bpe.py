@@ -23,26 +23,26 @@ from .truncation import side_settings
 END_OF_WORD = "</w>"
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
-# What may stand between texts in these vocabularies, the first that there is: none has BERT's [CLS] and [SEP].
+# Tokens between texts, of which the first that a vocabulary has is used: these have no [CLS] and [SEP].
 _BOUNDARIES = (END_OF_TEXT, "</s>", UNKNOWN)
 
 
 def is_gpts(tokenizer: Tokenizer) -> bool:
-    """Whether it merges pairs and knows one token alone, which stands between texts. RoBERTa's merges pairs too, and
-    marks texts as BERT's does."""
+    """Whether this is a byte-pair encoding with a single special token, which separates texts. (RoBERTa's is a
+    byte-pair encoding that marks the start and end of texts as BERT's tokenizer does.)"""
     return isinstance(tokenizer.model, models.BPE) and not is_marked(tokenizer)
 
 
 def load_bpe(vocab: Path) -> Tokenizer:
-    """A tokenizer that gives the ids of transformers' GPT2Tokenizer, or OpenAIGPTTokenizer, without special tokens; or
-    of its RobertaTokenizer, with them.
+    """Loads a tokenizer that gives the same ids as transformers' GPT2Tokenizer or OpenAIGPTTokenizer, without special
+    tokens, or as its RobertaTokenizer, with them.
 
     Args:
-        vocab: a vocab.json, with its merges.txt beside it. Pieces that end in ``</w>`` say that it is GPT's, RoBERTa's
-            names of special tokens in place of GPT-2's that it is RoBERTa's.
+        vocab: a vocab.json with its merges.txt beside it. It is GPT's if it has pieces that end in ``</w>``, and
+            RoBERTa's if it has RoBERTa's special tokens and not GPT-2's.
 
     Raises:
-        InputError: a file is missing, or is not what its name says.
+        InputError: a file is missing, or has other content than its name says.
     """
     merges = vocab.with_name("merges.txt")
     if not merges.is_file():
@@ -70,7 +70,7 @@ def load_bpe(vocab: Path) -> Tokenizer:
 
 
 def _dress(tokenizer: Tokenizer, byte_level: bool, prefix_space: bool = False) -> None:
-    """How text is cut before it is merged, and put together again."""
+    """Sets how text is split before merging, and how pieces are decoded."""
     if byte_level:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
         tokenizer.decoder = decoders.ByteLevel()
@@ -85,7 +85,7 @@ def _mark_as_roberta(tokenizer: Tokenizer, table: dict[str, int], vocab: Path, p
     given = read_json(settings) if settings.is_file() else {}
     names = read_names(vocab, {**XLMR_NAMES._asdict(), **{k: name for k, name in given.items() if name is not None}})
     require(table, names, str(vocab))
-    # As in transformers, where the blank before a masked word is the mask's.
+    # As in transformers, where the mask token includes the space before it.
     special = [AddedToken(name, special=True, normalized=False, lstrip=name == names.mask_token) for name in names]
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.ByteLevel(add_prefix_space=prefix_space, trim_offsets=True)
@@ -98,8 +98,9 @@ def _prefix_space(vocab: Path) -> bool:
 
 
 def with_prefix_space(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer, or one of bytes that takes every word that it is given for one within a text, as RoBERTa's and
-    GPT-2's have to for words that were parted before: a blank before a word is part of its first piece."""
+    """A tokenizer for text that is already split into words. In a byte-level encoding (GPT-2's, RoBERTa's), the space
+    before a word is part of its first piece, so the result puts a space before each word; others are returned as they
+    are."""
     state = json.loads(tokenizer.to_str())
     steps, changed = [state["pre_tokenizer"] or {}], False
     while steps:
@@ -111,10 +112,11 @@ def with_prefix_space(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def boundary_ids(tokenizer: Tokenizer, source: str) -> SpecialIds:
-    """What stands for BERT's special tokens: the token between texts, for all of them but the unknown one.
+    """The ids that take the part of BERT's special tokens: the token between texts for all of them, except that the
+    unknown token is the model's own if it has one.
 
     Raises:
-        InputError: the vocabulary has none.
+        InputError: the vocabulary has no token between texts.
     """
     ids = [tokenizer.token_to_id(token) for token in _BOUNDARIES]
     boundary = next((index for index in ids if index is not None), None)
@@ -129,7 +131,7 @@ def boundary_ids(tokenizer: Tokenizer, source: str) -> SpecialIds:
 
 
 def config_text(tokenizer: Tokenizer) -> str:
-    """The text of tokenizer_config.json, in transformers' words."""
+    """The text of a tokenizer_config.json for transformers."""
     letters = tokenizer.model.end_of_word_suffix == END_OF_WORD
     settings = {"tokenizer_class": "OpenAIGPTTokenizer" if letters else "GPT2Tokenizer", **side_settings(tokenizer)}
     settings["unk_token"] = UNKNOWN if letters else END_OF_TEXT
@@ -143,10 +145,11 @@ def train_bpe(texts: Iterable[str], size: int, *, byte_level: bool = True) -> To
 
     Args:
         texts: consumed once.
-        size: the most pieces to make, the special token among them; of bytes at least 257.
+        size: the largest number of pieces, including the special token; with bytes at least 257.
+        byte_level: whether to merge bytes, as GPT-2 does, or letters, as GPT does.
 
     Raises:
-        InputError: size has no room for the letters that there are.
+        InputError: size is too small for the bytes or letters alone.
     """
     least = len(pre_tokenizers.ByteLevel.alphabet()) + 1 if byte_level else 3
     if size < least:
@@ -161,7 +164,7 @@ def train_bpe(texts: Iterable[str], size: int, *, byte_level: bool = True) -> To
         min_frequency=2,
         special_tokens=[special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if byte_level else [],
-        # The trainer keeps every letter twice (alone and at a word's end) whatever the size asked for.
+        # The trainer keeps every letter twice (alone and at a word's end), regardless of the size asked for.
         limit_alphabet=size if byte_level else max(1, (size - 1) // 2),
         **({} if byte_level else {"end_of_word_suffix": END_OF_WORD}),
         show_progress=False,
@@ -171,9 +174,9 @@ def train_bpe(texts: Iterable[str], size: int, *, byte_level: bool = True) -> To
 
 
 def save_bpe(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
-    """Writes vocab.json, merges.txt and tokenizer_config.json, GPT's own files, each whole; returns their paths."""
+    """Writes vocab.json, merges.txt and tokenizer_config.json, each atomically, and returns their paths."""
     directory = Path(directory)
-    with tempfile.TemporaryDirectory() as aside:  # the library writes into a directory, and not all at once
+    with tempfile.TemporaryDirectory() as aside:  # the library writes into a directory, and not atomically
         saved = [Path(path) for path in tokenizer.model.save(aside)]
         contents = {path.name: path.read_text(encoding="utf-8") for path in saved}
     contents["tokenizer_config.json"] = config_text(tokenizer)

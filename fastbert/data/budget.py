@@ -1,9 +1,9 @@
-"""Batches of one fixed shape: so many tokens, so many sequences, so many predictions, whatever the samples are.
+"""Batches of one fixed shape: every batch has the same number of tokens, sequences and predictions.
 
-A captured CUDA graph replays the same addresses and sizes, so a batch is filled up: with sequences of pads, which
-attend to themselves alone, with empty sequences, and with predictions that no loss counts. Packs (`data.histogram`)
-keep the pads to a fraction of a per cent; every batch holds packs of all kinds, so that its sequences have the lengths
-of the whole epoch.
+A captured CUDA graph replays the same addresses and sizes, so batches are padded: with sequences of pad tokens, which
+attend only to each other, with empty sequences, and with predictions that the loss ignores. Packing samples
+(`data.histogram`) keeps the pad tokens to a fraction of a per cent; every batch holds packs of all kinds, so that its
+lengths are distributed as in the whole epoch.
 
 Batches are a pure function of (seed, epoch, budget), and each sample comes once an epoch.
 """
@@ -22,19 +22,19 @@ from . import randomness
 from .histogram import Packs, efficiency, pack_histogram
 from .pretraining import PretrainingData
 
-_PACKS = 203  # a stream of random numbers of its own beside those of data.pretraining
-_GOOD = 0.996  # share of full places at which larger packs are not tried
+_PACKS = 203  # the number of this module's random stream, besides those of data.pretraining
+_GOOD = 0.996  # share of tokens that are not pads, from which larger packs are not tried
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Sizes of every batch.
+    """The sizes of every batch.
 
     Args:
-        tokens: T, with pads.
-        sequences: B, those of pads and empty ones among them.
-        predictions: N, those that do not count among them.
-        max_seqlen: the longest sequence there may be.
+        tokens: T, including pads.
+        sequences: B, including empty sequences and those of pads.
+        predictions: N, including ignored ones.
+        max_seqlen: the length of the longest sequence that may occur.
     """
 
     tokens: int
@@ -45,10 +45,10 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class StaticBatch(PackedBatch):
-    """A `PackedBatch` filled up to a `BatchShape`; what was added has label -100.
+    """A `PackedBatch` padded to a `BatchShape`; labels that were added are -100.
 
     Args:
-        real_tokens, real_sequences, real_labels: how much of it is data; sequences that are come first.
+        real_tokens, real_sequences, real_labels: how many of each are data; these come first.
     """
 
     real_tokens: int = 0
@@ -57,30 +57,30 @@ class StaticBatch(PackedBatch):
 
     @property
     def num_real_tokens(self) -> int:
-        """Tokens that are data."""
+        """The number of tokens that are data."""
         return self.real_tokens
 
     @property
     def num_real_sequences(self) -> int:
-        """Sequences that are data."""
+        """The number of sequences that are data."""
         return self.real_sequences
 
     @property
     def num_labels(self) -> int:
-        """Tokens with a label."""
+        """The number of tokens with a label."""
         return self.real_labels
 
     @property
     def num_pairs(self) -> int:
-        """Sentence pairs that are data; 0 where there are none to predict."""
+        """The number of sentence pairs that are data; 0 without next-sentence prediction."""
         return self.real_sequences if self.nsp_labels is not None else 0
 
 
 def fill_up(batch: PackedBatch, shape: BatchShape, pad_id: int) -> StaticBatch:
-    """Fills a batch up to a shape; one without predictions stays without.
+    """Pads a batch to a shape. A batch without predictions gets none.
 
     Raises:
-        InputError: the batch has more of something than the shape.
+        InputError: the batch is larger than the shape.
     """
     tokens, sequences, labels = batch.num_tokens, batch.num_sequences, batch.num_labels
     pads = shape.tokens - tokens
@@ -96,7 +96,7 @@ def fill_up(batch: PackedBatch, shape: BatchShape, pad_id: int) -> StaticBatch:
     bounds[sequences + 1 : sequences + 1 + added] = (tokens + steps).clamp(max=shape.tokens)
     nsp, predictions = batch.nsp_labels, {}
     if batch.mlm_labels is not None:
-        # Other places each: rows that are read twice would be added up in an order that nobody fixes.
+        # All at different tokens: the gradients of a row that is read twice would be summed in no fixed order.
         more = shape.predictions - labels
         free = np.setdiff1d(np.arange(shape.tokens), batch.mlm_positions.numpy(), assume_unique=True)[:more]
         predictions = {
@@ -126,11 +126,11 @@ def _extend(x: torch.Tensor, more: int, value: int) -> torch.Tensor:
 
 
 class BudgetData:
-    """`PretrainingData` whose batches all have one shape; takes its place in a loader.
+    """`PretrainingData` whose batches all have one shape, with the same interface for a loader.
 
     Args:
         data: the samples.
-        token_budget: tokens of a batch.
+        token_budget: the number of tokens of a batch.
 
     Raises:
         InputError: the budget is smaller than max_seqlen.
@@ -156,13 +156,13 @@ class BudgetData:
 
     @property
     def shape(self) -> BatchShape:
-        """The shape of every batch of every epoch: what the first epoch needs, and a little more."""
+        """The shape of every batch of every epoch: slightly more than the first epoch needs."""
         if self._shape is None:
             self._shape = self._make_shape()
         return self._shape
 
     def _most_predictions(self, lengths: np.ndarray) -> np.ndarray:
-        """How many predictions the samples can have at most: all tokens but the special ones may be maskable."""
+        """The largest number of predictions of each sample, if all but its special tokens are maskable."""
         config = self.config
         if config.objective == "causal":
             return np.maximum(lengths - 1, 0)
@@ -177,10 +177,10 @@ class BudgetData:
         batches = self._deal(0)
         slots = max(len(b) + self._pad_sequences(int(lengths[b].sum())) for b in batches)
         predictions = max(int(self._most_predictions(lengths[b]).sum()) for b in batches)
-        # One long sample in a batch of its own must always fit.
+        # A batch of a single long sample must always fit.
         slots = max(slots, self._pad_sequences(0) + 2)
         predictions = max(predictions, int(self._most_predictions(np.array([longest]))[0]), 1)
-        # Each has a place of its own among the tokens, of which next words leave few.
+        # Each prediction needs a token of its own; with next-word prediction nearly all tokens are labelled.
         return BatchShape(self._budget, _round_up(slots), min(_round_up(predictions), self._budget), longest)
 
     def _pad_sequences(self, tokens: int) -> int:
@@ -190,18 +190,18 @@ class BudgetData:
         """Sample ids of each batch: every sample of the epoch once.
 
         Raises:
-            InputError: another budget than that of this object.
+            InputError: ``token_budget`` is not that of this object.
         """
         if token_budget not in (None, self._budget):
             raise InputError(f"these batches are made for a token_budget of {self._budget}, got {token_budget}")
         return self._batches(epoch)
 
     def collate(self, epoch: int, sample_ids: np.ndarray) -> StaticBatch:
-        """The batch of some samples of an epoch, filled up."""
+        """Makes the padded batch of some samples of an epoch."""
         return fill_up(self._data.collate(epoch, sample_ids), self.shape, self._pad)
 
     def efficiency(self, epoch: int = 0) -> float:
-        """Share of the executed tokens of an epoch that are data."""
+        """The share of an epoch's tokens, with pads, that are data."""
         return float(self.lengths(epoch).sum()) / (len(self.batches(epoch)) * self._budget)
 
     def _make_batches(self, epoch: int) -> list[np.ndarray]:
@@ -222,7 +222,7 @@ class BudgetData:
                 over.append(ids[-1])
                 ids = ids[:-1]
             kept.append(ids)
-        # A later epoch can need more than the first: what does not fit makes batches of its own.
+        # A later epoch can need more than the first: samples that do not fit go into additional batches.
         while over:
             ids = np.array([over.pop()])
             while over and fits(grown := np.append(ids, over[-1])):
@@ -233,7 +233,7 @@ class BudgetData:
         return [kept[i] for i in order if len(kept[i])]
 
     def _deal(self, epoch: int) -> list[np.ndarray]:
-        """Packs dealt to batches so that each gets about as many samples, and packs of every size."""
+        """Deals packs to batches so that all batches get about the same number of samples, and packs of every size."""
         lengths = self.lengths(epoch)
         packs, number = _best_packs(np.bincount(lengths), self._budget, self.config.max_seqlen)
         draw = randomness.generator(self.config.seed, epoch, _PACKS, 0)
@@ -241,7 +241,7 @@ class BudgetData:
         order = np.argsort(-sizes + draw.random(len(sizes)), kind="stable")
         count = -(-len(order) // number)
         rounds, place = np.divmod(np.arange(len(order)), count)
-        # To and fro, as teams are chosen: the batch that got the most in one round gets the least in the next.
+        # In alternating order: the batch that got the largest pack in one round gets the smallest in the next.
         batch_of = np.empty(len(order), dtype=np.int64)
         batch_of[order] = np.where(rounds % 2 == 0, place, count - 1 - place)
         owner = np.repeat(batch_of, sizes)
@@ -251,7 +251,7 @@ class BudgetData:
 
 
 def _best_packs(histogram: np.ndarray, budget: int, max_seqlen: int) -> tuple[list[Packs], int]:
-    """Packs and how many of them make a batch: small packs mix best, larger ones waste less."""
+    """The packs, and how many of them make a batch: smaller packs mix better, larger ones waste less."""
     number, best = budget // max_seqlen, None
     while number:
         capacity = budget // number
@@ -266,8 +266,8 @@ def _best_packs(histogram: np.ndarray, budget: int, max_seqlen: int) -> tuple[li
 
 
 def _members(packs: list[Packs], lengths: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of all packs, one pack after the other, drawn at random among those of a length; and the packs' sizes
-    in samples."""
+    """The samples of all packs, one pack after the other, drawn at random among those of the same length; and the
+    number of samples of each pack."""
     order = draw.permutation(len(lengths))
     order = order[np.argsort(lengths[order], kind="stable")]
     taken = np.searchsorted(lengths[order], np.arange(int(lengths.max()) + 1))
@@ -284,12 +284,12 @@ def _members(packs: list[Packs], lengths: np.ndarray, draw: np.random.Generator)
 
 
 def _round_up(number: int) -> int:
-    """Rounds up to a multiple of 8, with a little room for later epochs."""
+    """Rounds up to a multiple of 8, with a margin for later epochs."""
     return -(-(number + number // 64 + 1) // 8) * 8
 
 
 def real(batch: PackedBatch) -> PackedBatch:
-    """The data of a batch without what `fill_up` added; any other batch as it is."""
+    """A batch without the padding of `fill_up`; any other batch as it is."""
     if not isinstance(batch, StaticBatch):
         return batch
     given = {f.name: getattr(batch, f.name) for f in fields(PackedBatch)}

@@ -1,12 +1,12 @@
 """The built-in corpus: the English documentation that comes with every Python.
 
-It is made of `pydoc_data.topics` (the language reference as `help()` shows it) and of the docstrings
-of the standard library, about 2.0 MB in 570 documents on CPython 3.11. Nothing is downloaded, and the
-same interpreter always gives the same text in the same order.
+It is made of `pydoc_data.topics` (the language reference as `help()` shows it) and of the docstrings of the standard
+library, about 2.0 MB in 570 documents on CPython 3.11. Nothing is downloaded, and the same interpreter always gives the
+same text in the same order.
 
-Python modules are parsed, never imported: an import may open a window (`turtledemo`), a browser
-(`antigravity`) or print a poem (`this`). Only modules written in C, whose docstrings exist nowhere but in
-the binary, are imported, and only those of a list known to have no side effect.
+Python modules are parsed, never imported: an import may open a window (`turtledemo`) or a browser (`antigravity`) or
+print a poem (`this`). Only modules written in C, whose docstrings are nowhere but in the binary, are imported, and only
+those on a list of modules without side effects.
 """
 
 import ast
@@ -22,14 +22,14 @@ from pathlib import Path
 
 from ..text_files import parse_python
 
-# Tests hold no documentation; encodings and pydoc_data hold tables; ensurepip, site-packages and dist-packages
-# hold other people's code, and differ between machines.
+# Tests contain no documentation; encodings and pydoc_data contain tables; ensurepip, site-packages and dist-packages
+# contain third-party code, which differs between machines.
 _SKIPPED_FOLDERS = {
     "__pycache__", "test", "tests", "idle_test", "site-packages", "dist-packages", "ensurepip", "_bundled",
     "encodings", "pydoc_data", "lib-dynload", "lib2to3", "turtledemo",
 }  # fmt: skip
 
-# Python twins of modules whose text is taken from elsewhere (the C list below, `posixpath`): near-duplicates.
+# Python versions of modules whose text is taken from elsewhere (the C list below, `posixpath`): near-duplicates.
 _SKIPPED_MODULES = {"_pydatetime", "_pydecimal", "_pyio", "_pylong", "_pyrepl", "ntpath", "nturl2path", "sre_compile"}
 
 _C_MODULES = (
@@ -41,8 +41,8 @@ _C_MODULES = (
     "syslog", "termios", "time", "unicodedata", "zlib",
 )  # fmt: skip
 
-_SHORTEST_SENTENCE = 12  # characters; below are headings, list numbers and lone operators
-_LONGEST_SENTENCE = 2000  # characters; above are tables and grammars, which no sentence pair can hold
+_SHORTEST_SENTENCE = 12  # characters; shorter ones are headings, list numbers and single operators
+_LONGEST_SENTENCE = 2000  # characters; longer ones are tables and grammars, which do not fit into a sentence pair
 
 _UNDERLINE = re.compile(r"^\s*([=\-*~^\"'#_.+])\1{2,}\s*$")
 _LIST_ITEM = re.compile(r"^\s*([*\-+•]|\d+[.)])\s")
@@ -54,11 +54,11 @@ _SENTENCE_END = re.compile(
 
 
 def documents() -> Iterator[tuple[str, list[str]]]:
-    """Yield (document name, its sentences) for every module and every help topic, sorted by name.
+    """Yields (document name, its sentences) for every module and every help topic, sorted by name.
 
-    One module is one document, its docstrings in the order of the source. A sentence that occurred before,
-    in this or in another document, is left out: documentation repeats itself (a subclass, a C twin, a topic
-    that includes another), and a repeated sentence would leak from the training into the held-out documents.
+    One module is one document, with its docstrings in the order of the source. A sentence that occurred before, in this
+    or in another document, is left out: documentation repeats itself (subclasses, C versions, topics that include
+    others), and a repeated sentence would leak from the training into the held-out documents.
     """
     seen: set[str] = set()
     texts: dict[str, list[str]] = {}
@@ -82,8 +82,8 @@ def documents() -> Iterator[tuple[str, list[str]]]:
 def docstrings() -> tuple[tuple[str, str, str], ...]:
     """(module, name inside the module, cleaned docstring) of the standard library, sorted by module.
 
-    The name is empty for the module's own docstring, and `Class.method` for a method's. To parse the library takes
-    seconds: it is done once in a process.
+    The name is empty for the module's own docstring, and `Class.method` for a method's. Parsing the library takes
+    seconds, so it is done once per process.
     """
     return tuple(_docstrings())
 
@@ -99,10 +99,10 @@ def _docstrings() -> Iterator[tuple[str, str, str]]:
 
 
 def docstring_sentences(text: str) -> list[str]:
-    """Split a docstring or help topic into sentences, one string each, white space normalised.
+    """Splits a docstring or help topic into sentences, with white space normalised.
 
-    Lines of a paragraph are joined, except that a list item begins anew. Doctest sessions and underlines of
-    headings are dropped: they are Python and decoration, not English.
+    The lines of a paragraph are joined, but list items stay apart. Doctest sessions and underlines of headings are
+    dropped, since they are not English.
     """
     sentences = []
     for paragraph in re.split(r"\n\s*\n", text):
@@ -137,10 +137,10 @@ def _source_modules() -> Iterator[tuple[str, Path]]:
 
 
 def _from_source(path: Path) -> Iterator[tuple[str, str]]:
-    """The docstrings of a Python file, without running it; none when it does not parse."""
+    """The docstrings of a Python file, without running it; none if it does not parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in old modules are not the user's business
+            warnings.simplefilter("ignore")  # invalid escapes in old modules do not concern the user
             tree = parse_python(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return
@@ -162,7 +162,7 @@ def _from_source(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _from_binary(name: str) -> Iterator[tuple[str, str]]:
-    """The docstrings of a module written in C; none where this Python lacks it."""
+    """The docstrings of a module written in C; none if this Python lacks it."""
     try:
         module = importlib.import_module(name)
     except ImportError:
@@ -171,7 +171,7 @@ def _from_binary(name: str) -> Iterator[tuple[str, str]]:
         return  # another implementation has it in Python, and its source was not found
     yield from _described("", module)
     for key, value in sorted(vars(module).items()):
-        # Names that only point into another module are documented there.
+        # Names imported from another module are documented there.
         owner = getattr(value, "__module__", None)
         if not callable(value) or (inspect.isclass(value) and key != value.__name__):
             continue
@@ -184,14 +184,14 @@ def _from_binary(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _described(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """The docstring of a C object, unless it is the one every object of its type has."""
+    """The docstring of a C object, unless it is its type's."""
     text = getattr(value, "__doc__", None)
     if isinstance(text, str) and (inspect.isclass(value) or text != type(value).__doc__):
         yield name, text
 
 
 def _topics() -> dict[str, str]:
-    """The help topics; empty on systems that split them off into another package."""
+    """The help topics; empty on systems that package them separately."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -1,8 +1,8 @@
 """Words as rows of characters, the way ELMo reads them.
 
-A character is a byte of UTF-8, 0 to 255; five more ids say where sentences and words begin and end and fill up the row
-(Peters et al. 2018; the numbering is that of its published weights before they add 1 for a masked row). A word of bytes
-w1..wn is ``BEGIN_WORD w1 .. wn END_WORD PAD PAD ...``.
+A character is a byte of UTF-8, 0 to 255. Five more ids mark the beginnings and ends of sentences and words and pad the
+row (Peters et al. 2018; the numbering is that of the published weights before they add 1 for a masked row). A word of
+the bytes w1..wn is ``BEGIN_WORD w1 .. wn END_WORD PAD PAD ...``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PAD = range(256, 261)
 NUM_CHARACTERS = 261
 MAX_CHARACTERS = 50
 
-# What stands at the two ends of a packed sequence takes the part of ELMo's sentence marks.
+# The tokens at the two ends of a packed sequence serve as ELMo's sentence marks.
 _MARKS = {"[CLS]": BEGIN_SENTENCE, "[SEP]": END_SENTENCE}
 
 
 def characters_of(words: Iterable[str], max_characters: int = MAX_CHARACTERS) -> np.ndarray:
-    """Characters of any words, known to a vocabulary or not.
+    """The characters of any words, in a vocabulary or not.
 
     Args:
-        words: pieces of a vocabulary are words too, spelt as the vocabulary spells them (``##ing``, ``[MASK]``);
-            ``[CLS]`` and ``[SEP]`` are ELMo's marks of a sentence's two ends.
-        max_characters: of a row, the two ends of the word included; the bytes of a longer word are cut off.
+        words: the words. Pieces of a vocabulary are words too, in the vocabulary's spelling (``##ing``, ``[MASK]``);
+            ``[CLS]`` and ``[SEP]`` become ELMo's marks of the two ends of a sentence.
+        max_characters: the length of a row, including the two marks of the word's ends; longer words are cut off.
 
     Returns:
         (words, max_characters) int16.
 
     Raises:
-        InputError: max_characters leaves no room for a byte.
+        InputError: max_characters is below 3.
     """
     if max_characters < 3:
         raise InputError(f"max_characters must be at least 3, a byte between the ends of a word, got {max_characters}")
@@ -65,7 +65,7 @@ def character_table(tokenizer, max_characters: int = MAX_CHARACTERS) -> np.ndarr
 def characters_of_sentences(
     sentences: Sequence[Sequence[str]], max_characters: int = MAX_CHARACTERS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whole words of sentences between the marks of their ends, for a model that is given characters and no ids.
+    """The characters of sentences, between the marks of their ends, for a model that reads characters instead of ids.
 
     Returns:
         (T, max_characters) int16; (B,) int64 lengths, each two more than its sentence has words.

@@ -1,4 +1,4 @@
-"""Texts in chunks, bounded by their number and by their length: a line of a file may be a sentence or a book."""
+"""Chunks of texts, bounded in number and in length: a line of a file may be a sentence or a book."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TypeVar
 Text = TypeVar("Text")  # a text, a pair, a list of words, or whatever `length` knows
 
 CHARACTERS = 1 << 20
-"""Of a chunk that is encoded at once. What the `tokenizers` library keeps of a text while it encodes it takes about 150
-bytes a character: without this bound 500 documents of 100 KB took seven gigabytes."""
+"""The most characters of a chunk that is encoded at once. The `tokenizers` library needs about 150 bytes a character
+while it encodes: without this bound, 500 documents of 100 KB took seven gigabytes."""
 
 WINDOW, WINDOW_CHARACTERS = 1024, 1 << 24
-"""Texts of a file that a model computes at a time, and their characters: enough to sort by length, little enough to
-keep memory flat."""
+"""The most texts, and characters, of a file that a model computes at a time: enough to sort them by length, few enough
+to keep memory constant."""
 
 
 def characters_of(text: str | Iterable[str]) -> int:
-    """Of a text, a pair, or a list of words."""
+    """The number of characters of a text, a pair, or a list of words."""
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
@@ -27,11 +27,11 @@ def chunks(
     characters: int = CHARACTERS,
     length: Callable[[Text], int] = characters_of,
 ) -> Iterator[list[Text]]:
-    """Cuts texts, in their order, into lists of at most ``most`` texts and ``characters`` characters; one that alone
-    is longer has a list of its own.
+    """Groups texts, in their order, into lists of at most ``most`` texts and ``characters`` characters; a text that is
+    longer makes a list by itself.
 
     Args:
-        length: the characters of one.
+        length: gives the number of characters of a text.
     """
     chunk: list[Text] = []
     held = 0
@@ -50,5 +50,5 @@ def chunks(
 
 
 def windows(texts: Iterable[Text], length: Callable[[Text], int] = characters_of) -> Iterator[list[Text]]:
-    """What a model computes at a time of a stream of texts, in their order; ``length`` as in `chunks`."""
+    """The chunks of a stream of texts, in their order, that a model computes at a time; ``length`` as in `chunks`."""
     return chunks(texts, WINDOW, WINDOW_CHARACTERS, length)

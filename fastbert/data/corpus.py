@@ -1,4 +1,4 @@
-"""Streams documents out of text files: never more than one document in memory, every error named by file and line."""
+"""Streams documents from text files, with at most one document in memory; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fastbert")
 
-# A line is read into memory whole, so a file without line ends must not be read as text.
+# Lines are read into memory whole, so a file without line ends must not be read as text.
 MAX_LINE_BYTES = 16 << 20
-# A longer run of lines without a blank one is cut into several documents, so that memory stays bounded.
+# A longer run of lines without a blank line is cut into several documents, so that memory stays bounded.
 MAX_DOCUMENT_CHARS = 4 << 20
 
-# A progress bar that moves with every line would cost more than the reading.
+# Updating a progress bar for every line would take longer than reading.
 _REPORT_BYTES = 1 << 18
 
 _TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl", *PARQUET)
-# Where a row of JSON or Parquet has its text: nearly all corpora, OSCAR since 22.01, RedPajama 2.
+# The fields of JSON and Parquet that hold the text: in nearly all corpora, in OSCAR since 22.01, in RedPajama 2.
 _FIELDS = ("text", "content", "raw_content")
-# Rows of Parquet whose texts are in memory at a time.
+# How many rows of Parquet are in memory at a time.
 _ROWS = 64
-# How WikiExtractor opens an article.
+# The line with which WikiExtractor begins an article.
 _ARTICLE = re.compile(r'<doc id="\d+" .*\btitle="(?P<title>.*)">')
 
 # WikiText's titles, and the headings within its articles.
@@ -46,7 +46,7 @@ _TITLE, _HEADING = re.compile("= [^=].* ="), re.compile("= = .* = =")
 
 @dataclass(frozen=True)
 class Document:
-    """A document: a name for messages, and its sentences, none of them empty."""
+    """A document: its name, for messages, and its sentences, none of them empty."""
 
     name: str
     sentences: list[str]
@@ -54,9 +54,9 @@ class Document:
 
 @dataclass(frozen=True)
 class RawDocument:
-    """A document as it stands in the file: stripped lines, none empty, each a sentence or a paragraph.
+    """A document before segmentation: stripped lines, none empty, each a sentence or a paragraph.
 
-    ``part`` counts the pieces of a document that was too long to be kept in memory whole.
+    ``part`` is the number of a piece of a document that was too long to be kept in memory whole.
     """
 
     name: str
@@ -68,17 +68,17 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
     """Reads the documents of text files one by one, split into sentences.
 
     Args:
-        paths: files or directories (see `corpus_files`). Plain text holds a sentence or a paragraph a line and
-            a blank line between documents, or WikiExtractor's or WikiText's articles; ``.jsonl`` (``.ndjson``), and
-            what begins like it under a name of text or as ``.json``, holds an object with a string ``text`` a line, one
-            document each; ``.gz`` of both; ``.parquet`` holds a column ``text``.
+        paths: files or directories (see `corpus_files`). Plain text has a sentence or a paragraph in each line and
+            blank lines between documents, or is in the format of WikiExtractor or WikiText. ``.jsonl`` (``.ndjson``)
+            has an object with a string ``text``, which is a document, in each line; so may ``.json`` and files named as
+            text. Both may be compressed as ``.gz``. ``.parquet`` has a column ``text``.
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
-        DataError: there is no text; a file is binary, in UTF-16, or compressed but not named ``.gz``; or it has invalid
-            UTF-8, a line over 16 MiB or a bad row, and the message names file and line; or gzip data or a Parquet file
-            are damaged.
-        InputError: a path does not exist; or Parquet without pyarrow.
+        DataError: there is no text; a file is binary, in UTF-16, or compressed but not named ``.gz``; it has invalid
+            UTF-8, a line over 16 MiB or an invalid row (the message names file and line); or gzip data or a Parquet
+            file are damaged.
+        InputError: a path does not exist, or there is a Parquet file but no pyarrow.
     """
     for raw in read_raw_documents(paths, errors):
         yield Document(raw.name, segment_lines(raw.lines))
@@ -87,8 +87,8 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
 def read_raw_documents(
     paths: Iterable[str | Path], errors: str = "strict", on_bytes: Callable[[int], None] | None = None
 ) -> Iterator[RawDocument]:
-    """Does what `read_documents` does, but keeps lines as they are; ``on_bytes`` is called with the number of bytes
-    that were read since its last call."""
+    """As `read_documents`, but without segmentation into sentences. ``on_bytes`` is called with the number of bytes
+    read since its last call."""
     if errors not in ("strict", "replace"):
         raise InputError(f"errors: expected 'strict' or 'replace', got {errors!r}")
     files = corpus_files(paths)
@@ -118,11 +118,11 @@ _NAMED = "text in a file of another name is read if the file itself is named"
 
 def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -> list[Path]:
     """The files of a corpus: those that are named (``-`` is standard input) and, in directories, all .txt, .text,
-    .jsonl and .ndjson files, their .gz, .parquet, files without a suffix, and .json files that begin with a row as
-    .jsonl has them. A warning names other files in directories, which are left out.
+    .jsonl and .ndjson files, also with .gz, .parquet files, files without a suffix, and .json files whose first line is
+    a row as in .jsonl. A warning names the other files of directories, which are left out.
 
-    Directories are searched recursively, also through links, each once, and their files sorted. Hidden files are
-    ignored; pipes and devices are left out, and so are vocabularies: ``vocab``, and any vocab.txt with its
+    Directories are searched recursively, each once even if there are links, and their files are sorted. Hidden files
+    are ignored; pipes and devices are left out, and so are vocabularies: ``vocab``, and any vocab.txt with a
     tokenizer_config.json beside it, as in prepared data and models.
 
     Raises:
@@ -167,7 +167,7 @@ def _inside(directory: Path) -> Iterator[Path]:
     seen = set()
     for root, folders, names in os.walk(directory, onerror=_refuse_directory, followlinks=True):
         real = os.path.realpath(root)
-        if real in seen:  # a link upwards would never end
+        if real in seen:  # a link to a parent directory would be followed for ever
             folders.clear()
             continue
         seen.add(real)
@@ -180,7 +180,7 @@ def _refuse_directory(error: OSError) -> None:
 
 
 def _is_text(file: Path, vocab: str | Path | None) -> bool:
-    # A pipe would be waited for, for ever where nobody writes; of a link to nowhere its reader tells.
+    # Reading a pipe might wait for ever. A broken link counts as a file: an error is raised when it is read.
     regular = file.is_file() or not file.exists()
     kind = kind_of(file)
     is_corpus = kind in _TEXT_SUFFIXES or (kind == ".json" and regular and _has_rows(file))
@@ -194,7 +194,7 @@ def _is_vocab(file: Path, vocab: str | Path | None) -> bool:
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that says what is in a file, beneath that of gzip."""
+    """The suffix that tells a file's format, without that of gzip."""
     suffix = Path(without_gz(path)).suffix.lower()
     return ".jsonl" if suffix == ".ndjson" else suffix
 
@@ -236,8 +236,8 @@ def _not_utf8(where: str, error: UnicodeDecodeError, unit: str) -> DataError:
 
 
 def _is_row(line: str) -> bool:
-    """Whether the first line of a file is a row of JSON lines: WikiExtractor's files are called wiki_00 either way, and
-    C4's are called .json."""
+    """Whether the first line of a file is a row of JSON lines. The name does not tell: WikiExtractor's files are called
+    wiki_00 in either format, and C4's JSON lines are called .json."""
     if not line.startswith("{"):
         return False
     try:
@@ -252,14 +252,14 @@ def _text_of(row: dict) -> str | None:
 
 
 def _shown(row: dict) -> str:
-    """The first names of a row without a text, and the types of those that texts have: it may be there, and a list."""
+    """The first names of a row without a text, for a message; those in `_FIELDS` with their types."""
     shown = [f"{name!r} ({type(row[name]).__name__})" if name in _FIELDS else repr(name) for name in sorted(row)[:5]]
     return f"[{', '.join(shown)}]"
 
 
 def _has_rows(file: Path) -> bool:
-    """Whether a .json file has rows: most of that name are settings."""
-    if not file.is_file():  # a pipe, which is read once, or a link to nowhere, of which its reader tells
+    """Whether a .json file has rows; most .json files are configurations."""
+    if not file.is_file():  # a pipe, which can be read only once, or a broken link: an error is raised when it is read
         return True
     with opened(file) as lines:
         line = next(binary_lines(lines, MAX_LINE_BYTES + 1), b"")
@@ -267,9 +267,9 @@ def _has_rows(file: Path) -> bool:
 
 
 def _without_tags(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines of text, and of WikiExtractor's articles as if they were text: a blank line in place of each of its
-    tags, between which there is no other, and no title, which it puts before each article's first sentence."""
-    title = None  # of the article; empty once it has come
+    """Converts WikiExtractor's articles to plain text and leaves other text as it is: tags become blank lines, which
+    separate documents; blank lines within an article and the title before its first sentence are dropped."""
+    title = None  # of the current article; empty once its line was dropped
     for number, line in lines:
         opened = _ARTICLE.fullmatch(line) if line.startswith("<doc ") else None
         if opened is not None:
@@ -283,8 +283,9 @@ def _without_tags(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]
 
 
 def _without_headings(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines of text, and of WikiText's articles as if they were text: a blank line in place of each title, between
-    which there is no other, and no headings. A file is WikiText's if it begins with a title."""
+    """Converts WikiText's articles to plain text and leaves other text as it is: titles become blank lines, which
+    separate documents; blank lines within an article and headings are dropped. A file is WikiText if it begins with a
+    title."""
     lines = iter(lines)
     begin = list(_up_to_text(lines))
     if not begin or not _TITLE.fullmatch(begin[-1][1]):
@@ -334,7 +335,7 @@ def _jsonl_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[R
         if text is None:
             got = f"fields {_shown(row)}" if isinstance(row, dict) else type(row).__name__
             raise DataError(f"{path}:{number}: expected a JSON object with a string field 'text', got {got}")
-        # A lone surrogate is legal JSON and no text; the tokenizer could not take it.
+        # A lone surrogate is legal in JSON but is not text, and the tokenizer would fail.
         document = _paragraphs(text.encode("utf-8", "replace").decode("utf-8"))
         if document:
             yield RawDocument(f"{path}:{number}", document)
@@ -363,7 +364,7 @@ def _parquet_documents(path: Path, errors: str, on_bytes: Callable[[int], None] 
 
 
 def _column_of_texts(path: Path, schema: pyarrow.Schema) -> str:
-    """The first name of `_FIELDS` that a column of texts has: what else is called so is passed over, as in JSON."""
+    """The first of `_FIELDS` that is a column of texts; columns of other types are passed over, as in JSON."""
     import pyarrow
 
     def has_texts(kind: pyarrow.DataType) -> bool:

@@ -1,6 +1,6 @@
-"""What a worker process of `prepare` does: sentences to token ids, as flat arrays that are cheap to hand back.
+"""The work of a worker process of `prepare`: converts sentences to token ids, in flat arrays that are cheap to return.
 
-Imports neither torch nor the model: a worker must start quickly and stay small.
+Imports neither torch nor the models: a worker must start quickly and stay small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HASH_RANGE = float(1 << 64)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What workers need to know: the tokenizer as JSON, the type of its ids, how to cut lines, the id of [UNK]."""
+    """The settings of a worker: the tokenizer as JSON, the dtype of ids, how to segment lines, the id of [UNK]."""
 
     tokenizer: str
     dtype: str
@@ -31,7 +31,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """Documents as (already cut into sentences, lines), which are held out, and their size in characters."""
+    """Documents as (whether they are cut into sentences, lines), which of them are held out, and their characters."""
 
     documents: list[tuple[bool, list[str]]]
     heldout: list[bool]
@@ -47,8 +47,8 @@ class EncodedDocuments:
         sentence_lengths: (S,) int32, in tokens.
         document_lengths: (D,) int32, in sentences.
         heldout: (D,) bool.
-        unknown: how many tokens are [UNK].
-        empty: how many documents were dropped, since nothing in them is a token.
+        unknown: the number of tokens that are [UNK].
+        empty: the number of documents that were dropped because they have no token.
     """
 
     tokens: np.ndarray
@@ -59,7 +59,7 @@ class EncodedDocuments:
     empty: int
 
     def part(self, heldout: bool) -> EncodedDocuments:
-        """The documents of one split alone."""
+        """Only the documents of one split."""
         if (self.heldout == heldout).all():
             return self
         documents = self.heldout == heldout
@@ -78,10 +78,10 @@ _worker: tuple[WordCache, WorkerSettings] | None = None
 
 
 def initialise(settings: WorkerSettings) -> None:
-    """Makes this process ready for `encode_job`."""
+    """Prepares this process for `encode_job`."""
     global _worker
     tokenizer = Tokenizer.from_str(settings.tokenizer)
-    # The text of a corpus must not be able to write [SEP] or [MASK] into the shards.
+    # Text that contains "[SEP]" or "[MASK]" must not become a special token in the shards.
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -89,14 +89,14 @@ def initialise(settings: WorkerSettings) -> None:
 
 
 def initialise_worker(settings: WorkerSettings) -> None:
-    """`initialise` in a process of its own, which has one thread."""
-    # There is a worker a core; the library's own threads in each would only get into each other's way.
+    """`initialise` in a worker process, with a single thread."""
+    # There is a worker for each core; more threads would only compete with them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     initialise(settings)
 
 
 def encode_job(job: Job) -> EncodedDocuments:
-    """Cuts and encodes a batch of documents; sentences and documents without tokens are dropped."""
+    """Segments and encodes a batch of documents; sentences and documents without tokens are dropped."""
     words, settings = _worker
     documents = [_sentences(lines, cut, settings.segment) for cut, lines in job.documents]
     sentences = list(itertools.chain.from_iterable(documents))
@@ -117,7 +117,7 @@ def encode_job(job: Job) -> EncodedDocuments:
 
 
 def is_heldout(lines: list[str], share: float) -> bool:
-    """Whether a document belongs to the held-out split: by its text alone."""
+    """Whether a document belongs to the held-out split, by a hash of its text."""
     if share == 0:
         return False
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest()

@@ -1,10 +1,10 @@
-"""Filling packs of a fixed number of tokens from a histogram of sample lengths.
+"""Fills packs of a fixed number of tokens, from a histogram of sample lengths.
 
 The idea is that of Krell et al., "Efficient sequence packing without cross-contamination" (2021): lengths are taken
-from the longest to the shortest, and each goes into the fullest pack that still has room for it. Packs that hold the
-same are kept once with their number, so the work grows with the number of lengths and not with that of samples.
+from the longest to the shortest, and each goes into the fullest pack that still has room for it. Packs with the same
+content are kept once, with their number, so the work grows with the number of lengths and not with that of samples.
 
-``python -m fastbert.data.histogram LENGTHS.csv`` prints how full packs become.
+``python -m fastbert.data.histogram LENGTHS.csv`` prints how full the packs become.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from ..errors import DataError, InputError
 
 @dataclass(frozen=True)
 class Packs:
-    """``count`` packs that each hold ``content``: (length, how often) from the longest on."""
+    """``count`` packs with the same ``content``: (length, number of samples), the longest first."""
 
     count: int
     content: tuple[tuple[int, int], ...]
 
     @property
     def tokens(self) -> int:
-        """Tokens in each of these packs."""
+        """The number of tokens in each of these packs."""
         return sum(length * times for length, times in self.content)
 
     @property
     def samples(self) -> int:
-        """Samples in each of these packs."""
+        """The number of samples in each of these packs."""
         return sum(times for _, times in self.content)
 
 
 def pack_histogram(histogram: Sequence[int] | np.ndarray, capacity: int) -> list[Packs]:
-    """Longest first, each into the fullest pack that has room.
+    """Packs samples, the longest first, each into the fullest pack that has room.
 
     Args:
         histogram: entry L is the number of samples of L tokens; entry 0 must be 0.
-        capacity: tokens that a pack holds.
+        capacity: the number of tokens of a pack.
 
     Returns:
-        packs which together hold every sample once; the same for the same histogram.
+        packs that together hold every sample once; always the same for the same histogram.
 
     Raises:
-        InputError: a sample is longer than a pack, or of no tokens.
+        InputError: a sample is longer than a pack, or has no tokens.
     """
     histogram = np.asarray(histogram)
     lengths = np.flatnonzero(histogram)
@@ -78,7 +78,7 @@ def pack_histogram(histogram: Sequence[int] | np.ndarray, capacity: int) -> list
                     rooms.pop(at)
             times = min(room // length, left)
             filled = min(packs.count, left // times)
-            # The rest of a new group is opened again for what is left; that of an old one stays as it was.
+            # Packs of an existing group that are not filled are kept; those of a new group are created again if needed.
             if packs.content and packs.count > filled:
                 keep(Packs(packs.count - filled, packs.content), room)
             keep(Packs(filled, (*packs.content, (length, times))), room - times * length)
@@ -87,13 +87,13 @@ def pack_histogram(histogram: Sequence[int] | np.ndarray, capacity: int) -> list
 
 
 def efficiency(packs: Sequence[Packs], capacity: int) -> float:
-    """Share of the packs' places that hold a token."""
+    """The share of the packs' capacity that is filled with tokens."""
     count = sum(p.count for p in packs)
     return sum(p.count * p.tokens for p in packs) / (count * capacity) if count else 1.0
 
 
 def read_lengths(path: Path) -> np.ndarray:
-    """Reads a CSV with columns length and sequences into a histogram. Raises DataError."""
+    """Reads a histogram from a CSV with the columns length and sequences. Raises DataError if it is not one."""
     try:
         with open(path, newline="") as file:
             rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
@@ -108,7 +108,7 @@ def read_lengths(path: Path) -> np.ndarray:
 
 
 def main() -> None:
-    """Prints how full packs of the samples of a CSV file become."""
+    """Prints how full packs become with the lengths in a CSV file."""
     parser = argparse.ArgumentParser(prog="python -m fastbert.data.histogram", description="How full packs become.")
     parser.add_argument("lengths", type=Path, help="CSV with columns length and sequences")
     parser.add_argument("--capacity", type=int, default=512, help="tokens in a pack")

@@ -1,4 +1,4 @@
-"""An endless stream of packed batches, made ahead of the step that needs them."""
+"""An endless stream of packed batches, which are prepared ahead of the step that needs them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ def make_loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[tuple[int, int, PackedBatch]]:
-    """Batches from (epoch, batch index) on, without end.
+    """Yields batches without end, from a given batch on.
 
     Args:
         token_budget: the most tokens in a batch.
-        start: the first batch to give; the rest follows from it, so this is all that a resume needs.
-        num_workers: 0 = made in this process; more = made ahead in as many processes, the same batches in the same
-            order.
-        rank, world_size: of the process; ``start`` is the same in all, and each gets its share (fastbert.data.ranks).
+        start: (epoch, batch index) of the first batch. All later batches follow from it, so a resumed run needs nothing
+            else.
+        num_workers: the number of processes that prepare batches ahead; with 0, this process makes them. The batches
+            and their order are the same.
+        rank, world_size: those of this process; ``start`` is the same on all ranks, and each gets its share
+            (fastbert.data.ranks).
 
     Yields:
         (epoch, batch index, PackedBatch).

@@ -1,4 +1,4 @@
-"""The manifest of a data directory: what it holds, and every file with its size and SHA-256."""
+"""The manifest of a data directory: what it contains, and the size and SHA-256 of every file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FORMAT = "fastbert-shards"
 VERSION = 1
 FILE_NAME = "manifest.json"
 
-# The only names a manifest may list: nothing that leads out of its directory can be written so.
+# The only names that a manifest may list, none of which can lead out of its directory.
 _FILE_NAME = re.compile(r"(?:vocab\.txt|tokenizer_config\.json|tokenizer\.json|[a-z]+/shard-[0-9]{5,9}\.(?:bin|idx))")
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the five special tokens; ``others`` are those that a tokenizer.json adds."""
+    """The ids of the five special tokens, and of further ones that a tokenizer.json adds (``others``)."""
 
     pad: int
     unk: int
@@ -49,15 +49,15 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a data directory holds.
+    """The content of a data directory.
 
     Args:
-        vocab_size: number of ids.
-        special_ids: ids of the special tokens.
-        tokenizer_sha256: SHA-256 of tokenizer.json.
+        vocab_size: the number of ids.
+        special_ids: the ids of the special tokens.
+        tokenizer_sha256: the SHA-256 of tokenizer.json.
         splits: name of a split -> its shards.
         files: name of a file -> {"bytes": size, "sha256": hex}.
-        unknown_tokens: how many tokens are [UNK].
+        unknown_tokens: the number of tokens that are [UNK].
     """
 
     vocab_size: int
@@ -76,7 +76,7 @@ class Manifest:
 
     @property
     def dtype(self) -> str:
-        """numpy's name of the type of the ids on disk."""
+        """numpy's name of the dtype of the ids on disk."""
         return self.dtype_for(self.vocab_size)
 
     @property
@@ -145,7 +145,7 @@ class Manifest:
 
 
 def check_file(directory: Path, name: str, file: dict) -> None:
-    """Raises DataError unless the file is there, is a plain file of this directory, and has its size."""
+    """Raises DataError unless the file exists, is a plain file of this directory, and has the right size."""
     path = directory / name
     if path.is_symlink() or (path.parent != directory and path.parent.is_symlink()):
         raise DataError(f"{path}: expected a plain file, got a symbolic link")
@@ -157,7 +157,7 @@ def check_file(directory: Path, name: str, file: dict) -> None:
 
 
 def check_hash(directory: Path, name: str, file: dict) -> None:
-    """Raises DataError unless the content has its SHA-256."""
+    """Raises DataError unless the content has the right SHA-256."""
     got = sha256(directory / name)
     if got != file["sha256"]:
         raise DataError(f"{directory / name}: expected SHA-256 {file['sha256']}, got {got}")

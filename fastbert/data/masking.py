@@ -12,7 +12,7 @@ import numpy as np
 
 from . import randomness
 
-# Streams of random numbers of one token.
+# The streams of random numbers of each token.
 _CHOOSE, _ROUND, _MIX, _REPLACE = range(4)
 
 
@@ -21,12 +21,12 @@ class Masker:
     """Chooses and corrupts tokens.
 
     Args:
-        mlm_probability: share of the maskable tokens to predict.
-        mask_mix: shares of the chosen ones that become [MASK], a random token, or stay; they add up to 1.
+        mlm_probability: the share of the maskable tokens to predict.
+        mask_mix: the shares of the chosen ones that become [MASK], a random token, or stay; they add up to 1.
         max_predictions: the most tokens chosen in a sample, or None.
-        whole_word: choose all pieces of a word together.
+        whole_word: whether all pieces of a word are chosen together.
         mask_id: id of [MASK].
-        replacements: (R,) ids that a random replacement is drawn from: the vocabulary without special tokens.
+        replacements: (R,) the ids from which random replacements are drawn: the vocabulary without special tokens.
         maskable: (V,) bool, which ids may be chosen.
         continuation: (V,) bool, which ids continue a word ("##ing"); needed for whole_word.
     """
@@ -46,7 +46,7 @@ class Masker:
         Args:
             ids: (T,) int64.
             sample: (T,) int64, the sample (0..B-1) of each token, ascending.
-            position: (T,) int64, the token's place in its sample.
+            position: (T,) int64, each token's index in its sample.
             keys: (B,) uint64, one per sample.
 
         Returns:
@@ -92,7 +92,7 @@ class Masker:
         """Whole words in random order, leaving out those that would not fit into what is left of the budget."""
         begins = ~self.continuation[ids[candidates]]
         begins[:1] = True
-        # A segment cut at its front can open with "##ing": no piece of the word on the other side of [SEP].
+        # A segment whose front was cut can begin with "##ing", which is not part of the word before the [SEP].
         begins[1:] |= candidates[1:] != candidates[:-1] + 1
         first = np.flatnonzero(begins)
         size = np.diff(np.append(first, len(candidates)))

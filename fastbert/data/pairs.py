@@ -1,9 +1,9 @@
 """Which sentences make a sample: pairs for next-sentence prediction, or runs of full sentences.
 
-Pairs follow Devlin et al. 2019 (section 3.1, task 2; appendix A.2) as google-research/bert does it: a run of sentences
-is filled up to the target length and cut in two at a random sentence; in half of the samples the second part is
-replaced by a run from another document, and the sentences it replaced are used again. Sentences are numbered through
-the whole corpus, so a sample is a few integers.
+Pairs are made as in google-research/bert (Devlin et al. 2019, section 3.1, task 2; appendix A.2): a run of sentences is
+extended to the target length and split at a random sentence. In half of the samples the second part is replaced by a
+run from another document, and the sentences that it replaces are used again. Sentences are numbered through the whole
+corpus, so a sample is a few integers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from . import randomness
 
 _WALK, _SIDES = 101, 102
 
-# A run with a single sentence left can only get a random partner. Each one is paid back by a slightly smaller chance of
-# a random partner afterwards, so that both labels stay at one half; 200 is how many samples a debt is spread over.
+# A run of a single sentence can only get a random partner. To keep both labels at one half, later samples then have a
+# slightly smaller probability of a random partner; this is the number of samples over which that is spread.
 _BALANCE_OVER = 200
 
-# Sentences that are looked at together.
+# How many sentences are processed at a time.
 _CHUNK = 1 << 18
 
 
@@ -32,11 +32,11 @@ class EpochPlan:
     """The samples of an epoch: runs of sentences, and how many tokens are cut from the ends of each run.
 
     Args:
-        a, b: (N, 2) first and last + 1 sentence of each segment, in the smallest type that holds them; b is empty where
-            there is one segment.
+        a, b: (N, 2) first and last + 1 sentence of each segment, in the smallest dtype that holds them; b is empty if
+            samples have one segment.
         a_cut, b_cut: (N, 2) tokens cut at the front and at the end.
-        is_random: (N,) bool, the second segment is from another document.
-        lengths: (N,) int64 tokens of the sample with its special tokens.
+        is_random: (N,) bool, whether the second segment is from another document.
+        lengths: (N,) int64, the number of tokens of each sample, with its special tokens.
     """
 
     a: np.ndarray
@@ -58,7 +58,7 @@ def plan_pairs(
     Args:
         token_starts: (sentences + 1,) tokens before each sentence.
         document_starts: (documents + 1,) first sentence of each document.
-        short_seq_prob: share of the documents that are cut into runs of a random shorter length.
+        short_seq_prob: the share of the documents that are cut into runs of a random shorter length.
 
     Raises:
         DataError: there is only one document, so no random partner can be found.
@@ -83,7 +83,7 @@ def plan_pairs(
 
 
 def _chunks(document_starts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs of documents [first, end) of about _CHUNK sentences: Python's lists of them stay small."""
+    """Runs of documents [first, end) of about _CHUNK sentences, so that the Python lists made from them stay small."""
     first, documents = 0, len(document_starts) - 1
     while first < documents:
         end = int(np.searchsorted(document_starts, document_starts[first] + _CHUNK, side="right")) - 1
@@ -93,7 +93,7 @@ def _chunks(document_starts: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _dtype(starts: np.ndarray) -> type:
-    """The smallest type that holds every one of these."""
+    """The smallest dtype that holds every one of these."""
     return np.int32 if starts[-1] < 1 << 31 else np.int64
 
 
@@ -137,7 +137,7 @@ def _truncated(table: np.ndarray, token_starts: np.ndarray, room: int, rng: np.r
     a, b = table[:, 0:2], table[:, 2:4]
     a_len, b_len = _tokens(token_starts, a), _tokens(token_starts, b)
     excess = np.maximum(a_len + b_len - room, 0)
-    # The longer one gives first; once they are equal they give in turn, B first.
+    # The longer segment is cut first; once they are equal, both are cut in turn, B first.
     from_a = np.minimum(excess, np.maximum(a_len - b_len, 0))
     from_b = np.minimum(excess, np.maximum(b_len - a_len, 0))
     excess -= from_a + from_b
@@ -154,7 +154,7 @@ def _tokens(token_starts: np.ndarray, runs: np.ndarray) -> np.ndarray:
 
 
 def _at_both_ends(cut: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(N, 2) how many of so many tokens go at the front, and at the end."""
+    """Splits cut (N,), the number of tokens to drop, at random into front and end: (N, 2)."""
     front = rng.binomial(cut, 0.5).astype(np.int32)
     return np.stack([front, cut - front], 1)
 

@@ -1,7 +1,8 @@
-"""Turns text into token shards: read here, cut and encoded by worker processes, written here in the corpus's order.
+"""Converts text to token shards: this process reads the text and writes the shards in the order of the corpus, and
+worker processes segment and encode it.
 
-At most a few batches of documents are in flight, so memory does not grow with the corpus, and neither the shards' bytes
-nor the split depend on the number of workers.
+Only a few batches of documents are in flight, so memory does not grow with the corpus. Neither the shards' bytes nor
+the split depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from .tokenizer_json import is_wordpiece
 
 _log = logging.getLogger("fastbert")
 
-# Share of [UNK] from which a vocabulary is told not to be the text's: its own leaves well below 1 % unknown, and text
-# of another domain a few; from another script most of it is, but for digits and marks.
+# The share of [UNK] from which a warning says that the vocabulary does not fit the text. With its own vocabulary it is
+# well below 1 %, in text of another domain a few per cent, and in another script most of the text but digits and marks.
 MANY_UNKNOWN = 0.1
-# Tokens of a sentence that a sample can hold at the most; a pair of sentences is cut to it, as in google-research/bert.
+# The most tokens of a sentence that a sample can hold; sentence pairs are truncated to it, as in google-research/bert.
 LONG_SENTENCE = 512
-# Share of the tokens behind that from which it is told: of prose hardly one is.
+# The share of tokens beyond that limit from which a warning is given; in prose there are hardly any.
 MANY_BEHIND = 0.1
-# Text handed to a worker at a time: enough to hide the hand-over, little enough that a few in flight are small.
+# The characters that a worker gets at a time: enough to hide the transfer, few enough that several batches are small.
 BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
-# Below this a second process costs more to start than it saves.
+# With less text, starting a second process takes longer than it saves.
 _SERIAL_CHARS = 4 * BATCH_CHARS
 
 
@@ -74,32 +75,32 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     progress: Callable[[int], None] | None = None,
 ) -> Manifest:
-    """Writes a directory of token shards, which appears whole or not at all.
+    """Writes a directory of token shards, atomically.
 
-    A warning says if more than a tenth of the tokens are unknown to the vocabulary, or stand behind the 512th of their
-    sentence, where pairs of sentences leave them out; if documents have no tokens, which leaves them out; and if a
+    Warnings are given if more than a tenth of the tokens are unknown to the vocabulary, or come after the 512th of
+    their sentence and are thus left out of sentence pairs; if documents have no tokens and are left out; and if only a
     single document is held out.
 
     Args:
-        corpus: paths, as `read_documents` takes them, or documents: `Document`, or (name, sentences).
-        vocab: what `load_tokenizer` takes, or a tokenizer. A vocabulary file inside the corpus is not read as text.
+        corpus: paths, as in `read_documents`, or documents: `Document`, or (name, sentences).
+        vocab: a path for `load_tokenizer`, or a tokenizer. A vocabulary file inside the corpus is not read as text.
         out: the directory to write.
         heldout: the share of documents kept for evaluation, chosen by a hash of their text, so that equal texts stay
-            together whatever the order or the size of the corpus; or the names of these documents.
-        num_workers: processes; None for one a core.
+            in one split whatever the order or the size of the corpus; or the names of these documents.
+        num_workers: the number of processes; None for one per core.
         errors: what happens to bytes that are not UTF-8: "strict" refuses them, "replace" puts U+FFFD in their place.
         segment: "auto" splits lines that are paragraphs into sentences, "always" every line, "never" none.
         overwrite: whether to replace prepared data at ``out``.
-        shard_tokens: the size at which a new shard is begun; a longer document gets a shard of its own.
+        shard_tokens: the most tokens of a shard; a longer document gets a shard by itself.
         progress: called with the number of bytes of text read since the last call, or of documents if these are given.
 
     Returns:
         the manifest.
 
     Raises:
-        InputError: an argument does not fit, or ``out`` exists.
-        DataError: the corpus is empty or damaged, all its tokens are unknown to the vocabulary, ``heldout`` has a name
-            of no document, or the disk is full; ``out`` is then as it was before.
+        InputError: an argument is not valid, or ``out`` exists.
+        DataError: the corpus is empty or damaged, all its tokens are unknown to the vocabulary, ``heldout`` names a
+            document that does not exist, or the disk is full; ``out`` is then as it was before.
     """
     out = Path(out)
     heldout = _share_or_names(heldout)
@@ -111,26 +112,26 @@ def prepare(
     settings = WorkerSettings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
     _check_pieces(tokenizer)
     path = None if isinstance(vocab, Tokenizer) else vocab
-    # Names of documents that are yet to come.
+    # Names of held-out documents that have not been read yet.
     awaited = set() if isinstance(heldout, float) else set(heldout)
     jobs = _batches(_raw(corpus, errors, progress, path), heldout, awaited)
     temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
     try:
         _clear_leftovers(out)
         temporary.mkdir(parents=True)
-        # Closed here, so that the workers have ended before the directory goes.
+        # Closed here, so that the workers have ended before the directory is removed.
         with held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
             manifest, lost = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
         if awaited:
             got = f"{min(map(str, awaited))!r:.60}" + (f" and {len(awaited) - 1} more" if len(awaited) > 1 else "")
-            raise DataError(f"heldout: expected names of documents, got {got}, which none has")
-        _check_target(out, overwrite)  # another call may have been quicker
+            raise DataError(f"heldout: expected names of documents, got {got}, which no document has")
+        _check_target(out, overwrite)  # another call may have written it meanwhile
         _publish(temporary, out)
     except (OSError, DataError) as error:
         said = str(error)
         if isinstance(error, OSError):
             said = f"{error.filename or temporary}: expected to read or write it, got: {error.strerror}"
-        raise DataError(said.replace(str(temporary), str(out), 1)) from error  # nobody knows the other name
+        raise DataError(said.replace(str(temporary), str(out), 1)) from error  # users do not know that name
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _warn_of_lost(out, manifest, lost)
@@ -138,7 +139,7 @@ def prepare(
 
 
 def _share_or_names(heldout: float | Collection[str]) -> float | frozenset[str]:
-    """Names as a set: each document is looked for among them."""
+    """Checks the argument; names are returned as a set, in which each document is looked up."""
     if isinstance(heldout, str):
         raise InputError(f"heldout: expected a share, or a set of names of documents, got the text {heldout!r:.50}")
     if not isinstance(heldout, numbers.Real):
@@ -150,15 +151,15 @@ def _share_or_names(heldout: float | Collection[str]) -> float | frozenset[str]:
 
 @dataclass
 class _Lost:
-    """How many tokens stand behind the first `LONG_SENTENCE` of their sentence, and how many documents have none."""
+    """The number of tokens after the first `LONG_SENTENCE` of their sentence, and of documents without tokens."""
 
     behind: int = 0
     empty: int = 0
 
 
 def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
-    """Warns where a model learns nothing of many tokens: they are unknown, or no pair of sentences holds them; where
-    documents were left out; and of what a pre-training with pairs would refuse. A GPT is trained without pairs."""
+    """Warns if a model would learn nothing from many tokens, since they are unknown or left out of sentence pairs; if
+    documents were left out; and if pre-training with pairs would refuse the data. A GPT is trained without pairs."""
     has_pairs = manifest.special_ids.mask != manifest.special_ids.sep
     if lost.empty:
         _log.warning("%s: %s left out: the tokenizer leaves nothing of the text", out, counted(lost.empty, "document"))
@@ -172,16 +173,16 @@ def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
     unknown = manifest.unknown_tokens / tokens
     if unknown > MANY_UNKNOWN:
         _log.warning(
-            "%s: %.1f %% of the tokens are [UNK], of which a model learns nothing: is the vocabulary this text's? "
+            "%s: %.1f %% of the tokens are [UNK], from which a model learns nothing: is the vocabulary for this text? "
             "(fastbert vocab trains one)",
             out,
             100 * unknown,
         )
     if has_pairs and lost.behind > MANY_BEHIND * tokens:
         _log.warning(
-            "%s: pairs of sentences leave out %.1f %% of the tokens, which stand behind the %dth of their sentence: is "
-            "this text without the full stops that prepare knows? (a sentence a line, or --samples.no-nsp of pretrain, "
-            "uses them)",
+            "%s: pairs of sentences leave out %.1f %% of the tokens, those after the %dth of their sentence: does this "
+            "text have no full stops that prepare knows? (they are used with one sentence a line, or with "
+            "--samples.no-nsp of pretrain)",
             out,
             100 * lost.behind / tokens,
             LONG_SENTENCE,
@@ -189,8 +190,8 @@ def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
 
 
 def _check_pieces(tokenizer: Tokenizer) -> None:
-    """Raises InputError where a model would see other samples than the tokenizer makes later: pairs and the pieces of a
-    word are put together as BERT's are."""
+    """Raises InputError if pre-training would make other samples than the tokenizer does later: it marks pairs, and
+    recognises the pieces of a word, as BERT's tokenizer does."""
     pair = marked(tokenizer)[1]
     if bpe.is_gpts(tokenizer) or (is_wordpiece(tokenizer) and separators(pair) == 1):
         return
@@ -210,10 +211,10 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 
 def _clear_leftovers(out: Path) -> None:
-    """Removes what killed calls left beside ``out``: data that were not finished, and data that had been replaced."""
+    """Removes what killed calls left beside ``out``: unfinished data, and data that had been replaced."""
     name = f".{glob.escape(out.name)}"
     remove_leftovers(out.parent, f"{name}.tmp-{'?' * 12}")
-    if out.exists():  # else a call was killed between its two renames, and these are all there is
+    if out.exists():  # else a call was killed between its two renames, and the old data are the only ones
         remove_leftovers(out.parent, f"{name}.old-{'?' * 12}")
 
 
@@ -241,12 +242,12 @@ def _given(documents, progress) -> Iterator[Document]:
 def _batches(
     documents: Iterator[RawDocument | Document], heldout: float | frozenset[str], awaited: set[str]
 ) -> Iterator[Job]:
-    """Documents for the workers; of those that ``heldout`` names, each is taken from ``awaited`` as it comes."""
+    """Batches of documents for the workers; removes from ``awaited`` the name of each document that is read."""
     batch, sides, size, side = [], [], 0, False
     for document in documents:
         cut = isinstance(document, Document)
         lines = document.sentences if cut else document.lines
-        # The parts of a long document stay on one side.
+        # The parts of a long document stay in one split.
         if cut or not document.part:
             by_share = isinstance(heldout, float)
             side = is_heldout(lines, heldout) if by_share else document.name in heldout
@@ -262,7 +263,7 @@ def _batches(
 
 
 def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | None) -> Iterator[EncodedDocuments]:
-    """Encodes batches in order, in this process where there is little to do."""
+    """Encodes batches in order; in this process if there is little text."""
     workers = num_cores() if num_workers is None else num_workers
     if not 1 <= workers <= MOST_PROCESSES:
         raise InputError(f"num_workers: expected 1 to {MOST_PROCESSES}, got {num_workers}")
@@ -289,10 +290,10 @@ def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | No
 
 
 def _remedy(split: str, heldout: float | frozenset[str]) -> str:
-    """What to do about a split without documents, for a message."""
+    """Advice for a split without documents, for a message."""
     if isinstance(heldout, float):
         change = "larger" if split == "heldout" else "smaller"
-        return f"each is put on a side by a hash of its text: give a {change} share, or more documents"
+        return f"each is put into a split by a hash of its text: give a {change} share, or more documents"
     return "give names that " + ("documents have" if split == "heldout" else "not all documents have")
 
 
@@ -303,7 +304,7 @@ def _write(
     shard_tokens: int,
     heldout: float | frozenset[str],
 ) -> tuple[Manifest, _Lost]:
-    """Writes all files; returns the manifest, and what a model will not learn from."""
+    """Writes all files; returns the manifest, and counts of what a model will not learn from."""
     size = vocab_size(tokenizer)
     splits = ("train", "heldout") if heldout else ("train",)
     writers = {split: ShardWriter(root, split, size, shard_tokens) for split in splits}
@@ -336,7 +337,7 @@ def _write(
 
 
 def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, heldout: float | frozenset[str]) -> None:
-    """Raises DataError for a split without documents, or text without a word of the vocabulary."""
+    """Raises DataError for a split without documents, or for text of which every token is unknown."""
     every = [entry for of_split in entries.values() for entry in of_split]
     if not every:
         raise DataError("corpus: expected text, found no tokens")
@@ -357,7 +358,7 @@ def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, hel
 
 
 def _publish(temporary: Path, out: Path) -> None:
-    """Renames the finished directory into place; data that was there goes only once the new is whole."""
+    """Renames the finished directory to ``out``; earlier data are removed only after that."""
     old = out.parent / f".{out.name}.old-{uuid.uuid4().hex[:12]}"
     put_in_place(temporary, out, old)
     shutil.rmtree(old, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Shards -> packed batches for masked-LM or next-word, and next-sentence pre-training.
+"""Packed batches from shards, for pre-training by masked-LM or next-word and by next-sentence prediction.
 
-Everything is a pure function of (seed, epoch, sample): which sentences make a sample, which tokens are masked, in which
-order and batch it comes. So there is no state to save, and any number of workers gives the same data.
+Everything is a pure function of (seed, epoch, sample): which sentences make a sample, which tokens are masked, the
+order and the batches. So there is no state to save, and any number of workers gives the same data.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PretrainingData:
         self._token_starts = np.concatenate([[0], np.cumsum(shards.sentence_lengths, dtype=np.int64)])
         self._special = shards.manifest.special_ids
         self._masker = self._make_masker()
-        # A plan is rebuilt in well under the time an epoch takes; two are kept for the turn of the epoch.
+        # Making a plan takes far less time than an epoch; two are kept, for the transition between epochs.
         self._plan = lru_cache(maxsize=2)(self._make_plan)
         self._batches = lru_cache(maxsize=4)(self._make_batches)
 
@@ -110,11 +110,11 @@ class PretrainingData:
         )
 
     def lengths(self, epoch: int) -> np.ndarray:
-        """(samples,) int64 tokens of each sample."""
+        """(samples,) int64, the number of tokens of each sample."""
         return self.plan(epoch).lengths
 
     def batches(self, epoch: int, token_budget: int, shuffle: bool = True) -> list[np.ndarray]:
-        """Sample ids of each batch: every sample of the epoch once, at most token_budget tokens a batch.
+        """The sample ids of each batch: every sample of the epoch once, at most token_budget tokens a batch.
 
         Raises:
             InputError: the budget is smaller than max_seqlen.
@@ -123,7 +123,7 @@ class PretrainingData:
         return self._batches(epoch, token_budget, shuffle)
 
     def check_budget(self, token_budget: int) -> None:
-        """Raises InputError where a batch of so many tokens may have no room for a sample."""
+        """Raises InputError if a batch of this many tokens may have no room for a sample."""
         if token_budget < self.config.max_seqlen:
             raise InputError(
                 f"token_budget must hold at least one sample of max_seqlen {self.config.max_seqlen} tokens, "
@@ -182,7 +182,7 @@ class PretrainingData:
 
 
 def next_tokens(ids: np.ndarray, cu_seqlens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What a left-to-right model predicts: every place that has a next token, and those tokens.
+    """The targets of a left-to-right model: the positions that have a next token, and those next tokens.
 
     Args:
         ids: (T,) of sequences laid end to end.
@@ -200,7 +200,7 @@ def next_tokens(ids: np.ndarray, cu_seqlens: np.ndarray) -> tuple[np.ndarray, np
 
 @dataclass(frozen=True)
 class RealisedShares:
-    """What the data really holds: counts of tokens, of masked ones by kind, of pairs by label."""
+    """Counts in the data as it was made: of tokens, of masked tokens by kind, of pairs by label."""
 
     tokens: int
     maskable: int
@@ -225,7 +225,7 @@ class RealisedShares:
 
 
 def realised_shares(data: PretrainingData, max_tokens: int = 1_000_000) -> RealisedShares:
-    """Counts over at least max_tokens tokens of the first epoch and, where it is shorter, of those after it.
+    """Counts over at least max_tokens tokens of the first epoch and, if it is shorter, of the following ones.
 
     A random replacement that happens to be the original token counts as kept.
 

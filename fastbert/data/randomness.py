@@ -1,7 +1,7 @@
-"""Random numbers that are a pure function of where they are used, for whole arrays at once.
+"""Random numbers that are pure functions of integer keys, for whole arrays at once.
 
-Every choice in the data (pairs, masks, order) is drawn from (seed, epoch, stream, item), so a resumed run, another
-number of workers or another order of reading meets the same data, and no generator state is saved.
+Every choice in the data (pairs, masks, order) is a function of (seed, epoch, stream, item), so the data are the same in
+a resumed run, with another number of workers or in another order of reading, and no generator state is saved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """A step of SplitMix64 (Steele et al., OOPSLA 2014): uint64 -> well mixed uint64, element by element."""
+    """A step of SplitMix64 (Steele et al., OOPSLA 2014), element by element: uint64 -> well-mixed uint64."""
     with np.errstate(over="ignore"):
         x = x + _GOLDEN
         x = (x ^ (x >> np.uint64(30))) * _MIX[0]

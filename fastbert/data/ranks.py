@@ -1,8 +1,8 @@
-"""Which batches of the run a process computes: one global order, dealt out like cards.
+"""Which batches of the run a process computes: the batches of one global order are dealt out in turn.
 
-The order of batches is a pure function of (seed, epoch, token budget). Of n processes, the one of rank r takes batches
-r, r + n, r + 2n, ... from the place where the run stands, across the ends of epochs. So a place in the global order is
-all that a resume needs, and another number of processes goes on in the same order.
+The order of batches is a pure function of (seed, epoch, token budget). Of n processes, rank r takes the batches r,
+r + n, r + 2n, ... from the run's current place on, across the ends of epochs. So a resumed run needs only its place in
+the global order, and it may have another number of processes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def places(
     """Yields the places of the batches that a rank computes, without end.
 
     Args:
-        batches_in: how many batches an epoch has.
-        start: where the run stands, the same for all ranks.
+        batches_in: gives the number of batches of an epoch.
+        start: the run's current place, the same for all ranks.
     """
     return islice(_all(batches_in, start), rank, None, world_size)
 
@@ -37,16 +37,18 @@ def _all(batches_in: Callable[[int], int], start: Place) -> Iterator[Place]:
 
 
 def after(batches_in: Callable[[int], int], start: Place, count: int) -> Place:
-    """Where a run stands ``count`` >= 1 batches, over all ranks, after ``start``."""
+    """The place of a run ``count`` >= 1 batches, over all ranks, after ``start``."""
     epoch, index = next(islice(_all(batches_in, start), count - 1, None))
     return epoch, index + 1
 
 
 def balance(tokens: Sequence[int], world_size: int) -> tuple[float, float]:
-    """Tokens of the rank that has most, over the mean of all, when batches of so many tokens are dealt out.
+    """The load imbalance when batches of these sizes are dealt out: the tokens of the rank that has most, divided by
+    the mean over ranks.
 
     Returns:
-        of the whole, and the mean over single steps, in each of which all wait for the largest.
+        the ratio over all steps together, and the mean of the ratios of single steps, in which all ranks wait for the
+        largest batch.
     """
     steps = len(tokens) // world_size
     dealt = np.asarray(tokens[: steps * world_size], dtype=np.float64).reshape(steps, world_size)

@@ -1,8 +1,8 @@
 """Prepared data on any file system that fsspec knows: ``s3://``, ``gs://``, ``hf://``, ``memory://``, ...
 
-The manifest, the tokenizer and the indices are fetched when the data is opened; a shard of tokens when it is first
-needed, whole, checked against its SHA-256. Fetched files lie in a cache directory, whose shards together stay within a
-limit: the one that was used longest ago makes room.
+The manifest, the tokenizer and the indices are fetched when the data are opened; a shard of tokens is fetched whole
+when it is first needed, and checked against its SHA-256. Fetched files are kept in a cache directory, in which the size
+of all shards stays within a limit: the least recently used are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCK = 4 << 20
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Whether this is the address of a file system and not a path."""
+    """Whether this is an address for fsspec and not a path."""
     return isinstance(path, str) and "://" in path
 
 
@@ -35,16 +35,16 @@ def _default_cache() -> Path:
 
 
 class RemoteFiles:
-    """The files of one prepared data directory elsewhere, as far as they are here.
+    """The files of a remote directory of prepared data, and the local copies of those that were fetched.
 
     Args:
-        url: of the directory.
-        cache: where fetched files are kept; one directory for each manifest below it.
-        limit: the most bytes of token shards in it.
+        url: the directory's address.
+        cache: the cache directory, which has a directory for each manifest; None for the default one.
+        limit: the most bytes of token shards in the cache.
 
     Raises:
-        InputError: no such file system, or none that can be used here.
-        DataError: no manifest there, or one that is none.
+        InputError: there is no such file system, or it cannot be used here.
+        DataError: there is no manifest, or it is not valid.
     """
 
     def __init__(self, url: str, cache: Path | None = None, limit: int = 1 << 40) -> None:
@@ -67,7 +67,7 @@ class RemoteFiles:
         try:
             with self._system.open(f"{self._root}/{FILE_NAME}", "rb") as file:
                 content = file.read(_MAX_MANIFEST_BYTES + 1)
-        except Exception as error:  # every file system has errors of its own
+        except Exception as error:  # every file system raises its own errors
             raise DataError(
                 f"{self.url}/{FILE_NAME}: expected the manifest of prepared data, got: {_said(error)}"
             ) from error
@@ -76,16 +76,17 @@ class RemoteFiles:
         return content
 
     def fetch(self, name: str) -> Path:
-        """The path of a file, which is brought here if it is not; a second attempt is made where bytes are wrong.
+        """The path of the local copy of a file, which is fetched if needed, with a second attempt if bytes are wrong.
 
         Raises:
-            DataError: it is not there, cannot be written here, is not what the manifest says, or is over the limit.
+            DataError: the file does not exist, cannot be written here, differs from the manifest, or is larger than the
+                cache's limit.
         """
         path, entry = self.directory / name, self.manifest.files[name]
         with contextlib.suppress(DataError):
             check_file(self.directory, name, entry)
             with contextlib.suppress(OSError):
-                os.utime(path)  # the order in which shards make room
+                os.utime(path)  # the least recently used shard is removed first
             return path
         if name.endswith(".bin"):
             self._make_room(entry["bytes"], name)
@@ -99,7 +100,7 @@ class RemoteFiles:
         raise AssertionError
 
     def _bring(self, name: str, path: Path, entry: dict) -> str | None:
-        """Copies and checks; returns what was wrong."""
+        """Copies and checks a file. Returns what was wrong, or None."""
         digest, size = hashlib.sha256(), 0
         with unfinished(path) as temporary:
             try:
@@ -124,7 +125,7 @@ class RemoteFiles:
             raise DataError(f"{self.url}/{name}: expected shards within the cache's {self.limit} bytes, got {size}")
         held = []
         for path in self.cache.glob("*/*/shard-*.bin"):
-            with contextlib.suppress(OSError):  # another process made room
+            with contextlib.suppress(OSError):  # another process removed it
                 status = path.stat()
                 held.append((status.st_mtime, status.st_size, path))
         held.sort()
@@ -137,9 +138,10 @@ class RemoteFiles:
 
 
 class RemoteTokens:
-    """The token maps of a split by number of shard, each fetched when it is asked for; views of one stay valid.
+    """The memory maps of a split's shards, by number; shards are fetched on access, and views of a map stay valid.
 
-    At most so many maps are kept open as the limit has room for, so that the disk gets back what the cache removed.
+    The maps that are kept open are within the cache's limit too, since the disk space of a removed file is freed only
+    when it is closed.
     """
 
     def __init__(self, files: RemoteFiles, split: str) -> None:
@@ -167,7 +169,7 @@ class RemoteTokens:
             try:
                 tokens = np.memmap(path, dtype=dtype, mode="r")
             except (FileNotFoundError, ValueError):
-                continue  # another process made room between the two
+                continue  # another process removed it meanwhile
             self._open[number] = tokens.view(np.ndarray)
             return self._open[number]
         raise DataError(f"{path}: expected the shard to stay in the cache, but it was removed again and again")

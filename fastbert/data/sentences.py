@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# Terminal marks, closing quotes or brackets, white space; then something that can open a sentence. Marks are tried from
-# the first of a row of them alone: from each, a row of thousands would take the square of its length.
+# Terminal marks, closing quotes or brackets, white space; then something that can begin a sentence. A match begins only
+# at the first of several marks: otherwise the time for a run of thousands would be quadratic.
 _BOUNDARY = re.compile(
     r"""(?<![.!?…])[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""  # noqa: RUF001
     r"""|[。！？]+[”’」』）]*(?=\S)"""  # noqa: RUF001
 )
-# What stands before a full stop without ending a sentence.
+# Words before a full stop that does not end a sentence.
 _ABBREVIATIONS = frozenset(
     "mr mrs ms messrs mme mlle dr prof st mt ft rev hon gen col capt cap lt maj sgt cmdr adm gov pres sen rep supt "  # noqa: SIM905
     "jr sr esq vs viz cf al fig figs eq eqs sec ch chap vol vols pp ed eds approx dept univ inc ltd co corp bros "
@@ -21,12 +21,12 @@ _ABBREVIATIONS = frozenset(
 _BEFORE_NUMBERS = frozenset("no nos p art op".split())  # noqa: SIM905
 _OPENING = "\"'“‘«([—-"  # noqa: RUF001
 
-# A document is one sentence a line when no more than this share of its lines has a boundary inside.
+# A document has one sentence in each line if no more than this share of its lines has a boundary inside.
 ONE_PER_LINE = 0.2
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a paragraph into sentences, stripped and never empty; together they hold all its words in order."""
+    """Splits a paragraph into sentences, which are stripped and never empty and keep all words in order."""
     out = []
     start = looked_at = 0
     for match in _BOUNDARY.finditer(text):
@@ -40,10 +40,10 @@ def split_sentences(text: str) -> list[str]:
 
 
 def segment_lines(lines: Sequence[str]) -> list[str]:
-    """Sentences of a document given by its lines, which are sentences or paragraphs.
+    """The sentences of a document whose lines are either sentences or paragraphs.
 
-    Which of the two is judged from the document as a whole: in a text that already has one sentence a line, the
-    segmenter's rare mistakes must not cut lines.
+    Which of the two they are is decided for the document as a whole: in a text that already has one sentence in each
+    line, the segmenter's rare mistakes must not split lines.
     """
     split = [split_sentences(line) for line in lines]
     several = sum(len(sentences) > 1 for sentences in split)
@@ -56,14 +56,14 @@ def _is_abbreviation(text: str, before: str, match: re.Match) -> bool:
     """Whether a match of _BOUNDARY is the full stop of an abbreviation or an initial.
 
     Args:
-        before: the text between the match before this one and this one.
+        before: the text between the previous match and this one.
     """
     mark = match.group()
     if mark[0] != "." or mark.rstrip() != ".":
         return False
     word = f"{before}.".rsplit(maxsplit=1)[-1][:-1].lstrip(_OPENING)
     if len(word) == 1:
-        # An initial: "J. Austen"; but the pronoun ends a sentence.
+        # An initial, as in "J. Austen"; but the pronoun I can end a sentence.
         return word.isupper() and word != "I"
     lower = word.lower()
     if lower in _ABBREVIATIONS or "." in word.strip("."):

@@ -1,4 +1,4 @@
-"""Writes token shards, in the form that `shards` describes, once as a stream."""
+"""Writes token shards as a stream, in the format that `shards` describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..errors import DataError, InputError
 from .manifest import Manifest, ShardEntry
 from .shards import index_header
 
-# The index of the shard being written is kept in memory: at most one sentence for so many tokens of the limit.
+# The index of the shard being written is kept in memory, so its sentences are limited too: to one for so many tokens of
+# the shard's limit.
 _TOKENS_PER_SENTENCE = 8
 
 
@@ -22,9 +23,9 @@ class ShardWriter:
 
     Args:
         directory: the data directory; the split becomes a folder in it.
-        split: name of the split.
-        vocab_size: ids must be below it; it also picks uint16 or uint32.
-        max_tokens_per_shard: a new shard is begun once it is reached. A longer document gets a larger shard of its own.
+        split: the name of the split.
+        vocab_size: ids must be below it; it also decides between uint16 and uint32.
+        max_tokens_per_shard: the limit of a shard. A longer document gets a larger shard by itself.
     """
 
     def __init__(self, directory: str | Path, split: str, vocab_size: int, max_tokens_per_shard: int = 1 << 24) -> None:
@@ -40,7 +41,7 @@ class ShardWriter:
         (self._directory / split).mkdir(parents=True, exist_ok=True)
 
     def add(self, sentences: list[np.ndarray]) -> None:
-        """Adds a document, given as one array of ids per sentence; see add_documents."""
+        """Adds a document, given as an array of ids for each sentence; see `add_documents`."""
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         ids = np.concatenate(sentences) if sentences else np.empty(0, dtype=np.int64)
         self.add_documents(ids, lengths[lengths > 0], np.array([(lengths > 0).sum()]))
@@ -50,12 +51,13 @@ class ShardWriter:
 
         Args:
             ids: (T,) ids.
-            sentence_lengths: (S,) tokens of each sentence, none empty; they add up to T.
-            document_lengths: (D,) sentences of each document; they add up to S. One without sentences is left out.
+            sentence_lengths: (S,) the number of tokens of each sentence, none 0; they add up to T.
+            document_lengths: (D,) the number of sentences of each document; they add up to S. Documents without
+                sentences are left out.
 
         Raises:
             InputError: an id is outside the vocabulary, or the lengths do not fit.
-            DataError: the file cannot be written (a full disk, say).
+            DataError: the file cannot be written (for example, the disk is full).
         """
         sentences = np.asarray(sentence_lengths, dtype=np.int64)
         documents = np.asarray(document_lengths, dtype=np.int64)
@@ -97,7 +99,7 @@ class ShardWriter:
             first = last
 
     def close(self) -> list[ShardEntry]:
-        """Ends the last shard; returns what was written. ``files`` then holds each file's size and SHA-256."""
+        """Ends the last shard and returns all shards. ``files`` then has each file's size and SHA-256."""
         if self._bin is not None:
             self._finish_shard()
         return self.entries
@@ -106,7 +108,7 @@ class ShardWriter:
         """Closes the open file without finishing its shard."""
         if self._bin is not None:
             handle, self._bin = self._bin, None
-            # The disk may be full; what matters has been reported, and the file will be removed.
+            # The disk may be full; that was reported already, and the file will be removed.
             with contextlib.suppress(OSError):
                 handle.close()
 
@@ -124,7 +126,7 @@ class ShardWriter:
     def _finish_shard(self) -> None:
         size = self._tokens * self._dtype.itemsize
         try:
-            # A disk may say only here that it is full.
+            # A full disk may be reported only here.
             self._bin.flush()
             os.fsync(self._bin.fileno())
             self._bin.close()

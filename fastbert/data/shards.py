@@ -1,9 +1,9 @@
 """Token shards on disk, read through memory maps; `shard_writer` writes them.
 
-A split is a row of shards. ``shard-00000.bin`` holds the token ids of its documents end to end, little-endian uint16 or
-uint32; ``shard-00000.idx`` is int64: a header of five numbers, then where each sentence starts (in tokens) and where
-each document starts (in sentences), both with their end as last entry. A document never straddles two shards, so any
-run of its sentences is one slice of one file.
+A split is a sequence of shards. ``shard-00000.bin`` has the token ids of its documents end to end, as little-endian
+uint16 or uint32. ``shard-00000.idx`` is int64: a header of five numbers, then the starts of the sentences (in tokens)
+and of the documents (in sentences), both with the end as last entry. A document never straddles two shards, so any run
+of its sentences is a slice of one file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAGIC, _INDEX_VERSION, _HEADER = 0x5842_4654, 1, 5
 
 
 def index_header(documents: int, sentences: int, tokens: int) -> tuple[int, ...]:
-    """The numbers that a shard's index begins with, which say what follows them."""
+    """The header of a shard's index, which gives the sizes of what follows."""
     return _MAGIC, _INDEX_VERSION, documents, sentences, tokens
 
 
@@ -33,9 +33,9 @@ class ShardSet:
     files again.
 
     Attributes:
-        directory: the data directory; of data elsewhere, what is here of it.
-        manifest: what the data holds.
-        tokens: a memory map of ids per shard; of data elsewhere, fetched when it is asked for.
+        directory: the data directory; for remote data, that of the local copies.
+        manifest: the content of the data.
+        tokens: a memory map of ids per shard; for remote data, fetched on access.
         num_documents, num_sentences, num_tokens: counts of this split.
     """
 
@@ -49,7 +49,7 @@ class ShardSet:
         self._sentence_starts: list[np.ndarray] = []
         self._document_starts: list[np.ndarray] = []
         self._first_sentences: list[int] = []
-        # Plain views: slicing a memmap costs three times as much.
+        # Plain views: slicing a memmap takes three times as long.
         self._flat: list[np.ndarray] | RemoteTokens = []
         first = 0
         for entry in entries:
@@ -79,12 +79,13 @@ class ShardSet:
         Args:
             path: a directory, or the address of one that fsspec knows (``s3://...``).
             split: "train" or "heldout".
-            verify: also check every file against its SHA-256, and every id against the vocabulary.
-            cache, cache_limit: where shards from elsewhere are kept, and the most bytes of them (fastbert.data.remote).
+            verify: whether to check every file against its SHA-256, and every id against the vocabulary.
+            cache, cache_limit: the directory for the shards of remote data, and the most bytes that they may take
+                (fastbert.data.remote).
 
         Raises:
-            DataError: a file is missing, shorter or longer than the manifest says, altered, or of another format.
-            InputError: an address that cannot be used.
+            DataError: a file is missing, has another size than the manifest says, was altered, or is of another format.
+            InputError: the address cannot be used.
         """
         remote = RemoteFiles(path, cache, cache_limit) if is_remote(path) else None
         directory = Path(path) if remote is None else remote.directory
@@ -93,7 +94,7 @@ class ShardSet:
             raise DataError(
                 f"{directory}: expected a split {split!r}, got {', '.join(manifest.splits) or 'no split at all'}"
             )
-        for name in manifest.files if remote is None else ():  # what is fetched is checked then
+        for name in manifest.files if remote is None else ():  # remote files are checked when they are fetched
             check_file(directory, name, manifest.files[name])
             if verify:
                 check_hash(directory, name, manifest.files[name])
@@ -103,11 +104,11 @@ class ShardSet:
         return shards
 
     def verify(self) -> None:
-        """Checks every file of the directory against its SHA-256, and every id of this split against the vocabulary; of
-        data elsewhere nothing, for what is fetched is checked then.
+        """Checks every file of the directory against its SHA-256, and every id of this split against the vocabulary.
+        Does nothing for remote data, which are checked when they are fetched.
 
         Raises:
-            DataError: naming the file that was altered.
+            DataError: a file was altered; the message names it.
         """
         if self._remote is not None:
             return
@@ -129,14 +130,14 @@ class ShardSet:
 
     @cached_property
     def sentence_lengths(self) -> np.ndarray:
-        """(num_sentences,) int32 tokens of each sentence."""
+        """(num_sentences,) int32, the number of tokens of each sentence."""
         if not self._sentence_starts:
             return np.empty(0, dtype=np.int32)
         return np.concatenate([np.diff(starts).astype(np.int32) for starts in self._sentence_starts])
 
     @cached_property
     def document_starts(self) -> np.ndarray:
-        """(num_documents + 1,) int64 first sentence of each document; the last entry is num_sentences."""
+        """(num_documents + 1,) int64, the first sentence of each document; the last entry is num_sentences."""
         parts = [
             starts[:-1] + first for starts, first in zip(self._document_starts, self._first_sentences, strict=True)
         ]
@@ -146,7 +147,7 @@ class ShardSet:
         """Ids of the consecutive sentences [sentence_first, sentence_end) of one document, as a view of the file.
 
         Raises:
-            IndexError: no such sentences, or they lie in different shards.
+            IndexError: there are no such sentences, or they are in different shards.
         """
         if not 0 <= sentence_first <= sentence_end <= self.num_sentences:
             raise IndexError(f"sentences {sentence_first}:{sentence_end} of {self.num_sentences}")

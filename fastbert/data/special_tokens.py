@@ -1,6 +1,6 @@
-"""What a vocabulary calls its pad, unknown, first, separating and mask tokens, and where a text's marks stand.
+"""The names of a vocabulary's special tokens (pad, unknown, cls, sep, mask), and the template that adds them to texts.
 
-A tokenizer carries the names itself, in its template.
+A tokenizer keeps these names in its template.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ class SpecialNames(NamedTuple):
 
 
 BERT_NAMES = SpecialNames()
-# Of XLM-R's vocabulary, and of those that are made after it.
+# The names of XLM-R's vocabulary, and of others modelled on it.
 XLMR_NAMES = SpecialNames("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 def read_names(vocab_path: Path, settings: Mapping[str, Any]) -> SpecialNames:
-    """The names in the files beside a vocabulary; BERT's own where they say nothing.
+    """Reads the names from the files beside a vocabulary; BERT's are the defaults.
 
     Args:
-        settings: tokenizer_config.json, or nothing. special_tokens_map.json beside it wins, but not over one that holds
-            all added tokens: so transformers reads them.
+        vocab_path: the vocabulary.
+        settings: the content of tokenizer_config.json; empty if there is none. As in transformers, a
+            special_tokens_map.json beside it takes precedence, unless tokenizer_config.json has all added tokens.
 
     Raises:
-        InputError: a name is no text, or two roles have one.
+        InputError: a name is not a string, or two roles have the same name.
     """
     found = _found(vocab_path, settings)
     names = SpecialNames(**{role: name for role, name in found.items() if name is not None})
@@ -58,7 +59,7 @@ def _found(vocab_path: Path, settings: Mapping[str, Any]) -> dict[str, str | Non
 
 
 def holds_all(settings: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer_config.json holds all added tokens; transformers then reads no older file beside it."""
+    """Whether a tokenizer_config.json has all added tokens; transformers then ignores the older files beside it."""
     return "added_tokens_decoder" in settings
 
 
@@ -70,13 +71,13 @@ def _content(token: Any, role: str, source: Path) -> str | None:
 
 
 def names_of(tokenizer: Tokenizer, default: SpecialNames = BERT_NAMES) -> SpecialNames:
-    """The names that `set_template` or `keep_names` gave a tokenizer; of any other the default."""
+    """The names that `set_template` or `keep_names` gave a tokenizer; ``default`` for any other tokenizer."""
     held = {name: token for template in _templates(tokenizer) for name, token in template["special_tokens"].items()}
     return default._replace(**{role: held[role]["tokens"][0] for role in BERT_NAMES._fields if role in held})
 
 
 def _steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps after the model, as they stand in a tokenizer.json."""
+    """The post-processors, as in a tokenizer.json."""
     if tokenizer.post_processor is None:
         return []
     steps, found = [json.loads(tokenizer.post_processor.__getstate__())], []
@@ -92,20 +93,22 @@ def _templates(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def require(vocabulary: Iterable[str], names: SpecialNames, source: str) -> None:
-    """Raises InputError where a vocabulary lacks one of its special tokens."""
+    """Raises InputError if a vocabulary lacks one of its special tokens."""
     missing = [name for name in names if name not in vocabulary]
     if missing:
         raise InputError(f"{source}: expected the tokens {' '.join(names)}, got none for {' '.join(missing)}")
 
 
 def set_template(tokenizer: Tokenizer, names: SpecialNames, types: bool = True, between: int = 1) -> None:
-    """Makes ``cls A sep B sep`` of texts.
+    """Makes a tokenizer turn texts into ``cls A sep B sep``.
 
-    Names that are not BERT's are kept in the template, under their roles, and so in every copy and file of it.
+    Names that are not BERT's are kept in the template, under their roles, and thus in every copy and file of it.
 
     Args:
-        types: ``B sep`` has type 1; else 0, as the rest.
-        between: how many sep stand between A and B: two in XLM-R's pairs.
+        tokenizer: changed in place.
+        names: the special tokens.
+        types: whether ``B sep`` has type 1; otherwise all types are 0.
+        between: the number of sep tokens between A and B; two in XLM-R's pairs.
     """
     cls, sep, second = names.cls_token, names.sep_token, int(types)
     special: list = [(token, tokenizer.token_to_id(token)) for token in (cls, sep)]
@@ -117,7 +120,7 @@ def set_template(tokenizer: Tokenizer, names: SpecialNames, types: bool = True, 
         pair=f"{cls}:0 $A:0 {f'{sep}:0 ' * between}$B:{second} {sep}:{second}",
         special_tokens=special,
     )
-    # Pieces of bytes begin with the blank before a word; where a token lies in its text is told without it.
+    # Byte-level pieces begin with the space before a word, which is trimmed from the offsets.
     trims = [step for step in _steps(tokenizer) if step.get("trim_offsets")]
     for step in trims[:1]:
         trim = processors.ByteLevel(add_prefix_space=step["add_prefix_space"], trim_offsets=True)
@@ -130,15 +133,13 @@ def _roles(tokenizer: Tokenizer, names: Mapping[str, str]) -> list[dict[str, Any
 
 
 def marked(tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
-    """A text and a pair as the tokenizer marks them.
-
-    What a post-processor does is seen there: ``[CLS] A [SEP] B [SEP]`` can be written in several ways.
-    """
+    """The encodings of a sample text and a sample pair, which show what the post-processor does: the same
+    ``[CLS] A [SEP] B [SEP]`` can be configured in several ways."""
     return tokenizer.encode("a"), tokenizer.encode("a", "b")
 
 
 def is_marked(tokenizer: Tokenizer) -> bool:
-    """Whether a text gets a token in front of it and one behind it; of GPT's kind, at most the former."""
+    """Whether a text gets a token before it and one after it; GPT's tokenizers add at most the first."""
     return tokenizer.num_special_tokens_to_add(False) > 1
 
 
@@ -148,18 +149,18 @@ def has_types(tokenizer: Tokenizer) -> bool:
 
 
 def separators(pair: Encoding) -> int:
-    """How many marks stand between the texts of a pair (that of `marked`); 1 where there are none."""
+    """The number of tokens between the texts of a pair (that of `marked`); 1 if there are none."""
     texts = pair.sequence_ids
     return max(1, texts[: texts.index(1)][::-1].index(0)) if {0, 1} <= {*texts} else 1
 
 
 def keep_names(tokenizer: Tokenizer, vocab_path: Path, settings: Mapping[str, Any]) -> None:
-    """Keeps the names of a tokenizer that has a post-processor of its own, where the files beside it name a mask.
+    """Keeps the names of special tokens in a tokenizer with another post-processor, if the files beside it name a mask.
 
-    They stand in a template that adds nothing, before the post-processor, which does as it did.
+    They are put into a template that adds nothing, before the post-processor, whose effect stays the same.
 
     Raises:
-        InputError: a name is no text.
+        InputError: a name is not a string.
     """
     found = {role: name for role, name in _found(vocab_path, settings).items() if name is not None}
     found = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}

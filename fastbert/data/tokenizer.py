@@ -1,6 +1,6 @@
-"""WordPiece tokenizers: loading, training, saving; the work itself is done by the `tokenizers` library.
+"""Loads, trains and saves WordPiece tokenizers, by means of the `tokenizers` library.
 
-Unigram tokenizers, as XLM-R's, and GPT's and GPT-2's byte-pair encodings (`data.bpe`) are loaded and saved here too.
+Unigram tokenizers (XLM-R's) and byte-pair encodings (`data.bpe`) are loaded and saved here too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .vocab_files import CONTINUATION, Normalisation, normalisation_of, read_set
 _log = logging.getLogger("fastbert")
 
 SPECIAL_TOKENS = tuple(BERT_NAMES)
-# Of a vocabulary that is trained: what a model may have.
+# The largest vocabulary that can be trained: the limit of a model's configuration.
 MOST_TOKENS = BertConfig.limits["vocab_size"]
 # As in google-research/bert: a longer word becomes [UNK].
 MAX_CHARS_PER_WORD = 100
@@ -47,25 +47,25 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Loads a tokenizer that gives the ids of transformers' BertTokenizer, XLMRobertaTokenizer, RobertaTokenizer,
     GPT2Tokenizer or OpenAIGPTTokenizer, without truncation or padding.
 
-    ``load_tokenizer(directory).encode("A sentence.").ids`` has the special tokens; ``encode_batch`` takes a list.
+    ``load_tokenizer(directory).encode("A sentence.").ids`` includes special tokens; ``encode_batch`` takes a list.
+
+    tokenizer_config.json decides how case, accents and Chinese characters are handled. If it does not, a tokenizer.json
+    keeps its own settings (transformers' BertTokenizer then lower-cases). With a vocab.txt, text is lower-cased if
+    hardly any token of the vocabulary has an upper-case letter; if a cased vocabulary has the letters of Korean but
+    none of its syllables, syllables are split into letters. For a Unigram only the tokenizer.json counts. The side on
+    which texts are to be truncated is kept in the tokenizer's truncation settings (`data.truncation`).
 
     Args:
-        path: a directory that holds tokenizer.json, vocab.txt or vocab.json, or one of these files; a vocab.json needs
-            the merges.txt beside it. Added tokens, and special tokens with other names than BERT's, are read from the
-            files beside it that transformers writes.
-
-    The tokenizer_config.json says how case, accents and Chinese characters are handled. If it does not say so, a
-    tokenizer.json keeps its own settings (transformers' BertTokenizer lower-cases then). With a vocab.txt, text is
-    lower-cased if hardly any token of the vocabulary has an upper-case letter; if a cased vocabulary has the letters of
-    Korean but none of its syllables, syllables are split into letters. For a Unigram only the tokenizer.json counts.
-    The side on which texts are to be cut is kept in the tokenizer's truncation (`data.truncation`).
+        path: a directory with tokenizer.json, vocab.txt or vocab.json, or one of these files; a vocab.json needs a
+            merges.txt beside it. Added tokens, and special tokens with other names than BERT's, are read from the files
+            that transformers writes beside it.
 
     Returns:
         a `tokenizers.Tokenizer`.
 
     Raises:
-        InputError: a file is missing or unreadable, the vocabulary lacks a special token, or the tokenizer would put
-            special tokens around texts in a way that is not BERT's.
+        InputError: a file is missing or unreadable, the vocabulary lacks a special token, or the tokenizer would add
+            special tokens to texts in another way than BERT's.
     """
     path = Path(path)
     if path.is_dir():
@@ -132,25 +132,28 @@ def train_wordpiece(
     """Trains a WordPiece vocabulary; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK].
 
     The tokenizers library breaks ties between equally frequent pieces at random, so two runs differ in ids and in a few
-    rare tokens, unless the alphabet is known before.
+    rare tokens, unless the alphabet is known in advance.
 
     Args:
         texts: a list is read twice, once for its alphabet; an iterator is consumed once. Words that are too long for
             the tokenizer (`MAX_CHARS_PER_WORD`) are ignored.
         size: the largest number of tokens; a small corpus gives fewer.
-        lowercase, strip_accents: how texts are cleaned; accents are stripped by default where case is.
-        min_frequency: how often two pieces must meet to become one.
+        lowercase, strip_accents: how texts are normalised; by default, accents are stripped if text is lower-cased.
+        min_frequency: how often two pieces must occur together to be merged.
         limit_alphabet: the largest number of single characters to keep, the most frequent first; by default all
             of ``alphabet`` or of `alphabet.alphabet`, and 1000 of an iterator.
-        alphabet: the characters to keep, as many of the first as fit, in place of counting them.
+        alphabet: the characters to keep, the first of them if not all fit; by default they are counted.
+
+    Returns:
+        a `tokenizers.Tokenizer`.
 
     Raises:
-        InputError: size leaves no room beside the special tokens or is over `MOST_TOKENS`, min_frequency is below 1, or
-            the texts hold no word.
+        InputError: size leaves no room besides the special tokens or is over `MOST_TOKENS`, min_frequency is below 1,
+            or the texts have no word.
     """
     if size <= len(SPECIAL_TOKENS):
         raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
-    if size > MOST_TOKENS:  # the library sets aside memory for so many, and ends the process where there is too little
+    if size > MOST_TOKENS:  # the library allocates memory for this many, and aborts the process if that fails
         raise InputError(f"vocabulary size: expected at most {MOST_TOKENS}, which is a model's limit, got {size}")
     if not 1 <= min_frequency < 1 << 63:
         raise InputError(f"min_frequency must be at least 1 and below 2^63, got {min_frequency}")
@@ -160,7 +163,7 @@ def train_wordpiece(
         models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD),
         Normalisation(lowercase, strip_accents),
     )
-    # The trainer keeps every letter twice (alone and as a continuation) whatever the size asked for.
+    # The trainer keeps every letter twice (alone and as a continuation), regardless of the size asked for.
     if limit_alphabet is None:
         limit_alphabet = len(alphabet) if alphabet else FEW
     limit_alphabet = max(1, min(limit_alphabet, (size - len(SPECIAL_TOKENS)) // 2))
@@ -170,19 +173,19 @@ def train_wordpiece(
         min_frequency=min_frequency,
         limit_alphabet=len(letters) or limit_alphabet,
         initial_alphabet=letters,
-        # Ties are broken by ids, and continuations get theirs in the chance order of a hash table unless they have one.
+        # Ties are broken by ids. Unless they are given here, continuations get ids in the random order of a hash table.
         special_tokens=[*SPECIAL_TOKENS, *(CONTINUATION + letter for letter in letters)],
         continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
-    # A longer word is [UNK] whatever the vocabulary, and costs the trainer the square of its length.
+    # A longer word is always [UNK], and the trainer's time is quadratic in its length.
     short, too_long = tokenizer.pre_tokenizer, Regex(f"^.{{{MAX_CHARS_PER_WORD + 1},}}$")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([short, pre_tokenizers.Split(too_long, "removed")])
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = short
     if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
         raise InputError("vocabulary: expected texts with words in them, got none")
-    if letters:  # continuations are no special tokens
+    if letters:  # continuations are not special tokens
         return build_tokenizer(tokenizer.get_vocab(with_added_tokens=True), Normalisation(lowercase, strip_accents))
     set_template(tokenizer, BERT_NAMES)
     return tokenizer
@@ -202,13 +205,13 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
 
 
 def tokenizer_texts(tokenizer: Tokenizer) -> dict[str, str]:
-    """What `save_tokenizer` writes, by name of the file."""
+    """The texts that `save_tokenizer` writes, by file name."""
     texts = {"vocab.txt": vocab_text(tokenizer)} if is_wordpiece(tokenizer) else {}
     return texts | {"tokenizer_config.json": config_text(tokenizer), "tokenizer.json": tokenizer.to_str(pretty=True)}
 
 
 def save_vocab(tokenizer: Tokenizer, path: str | Path) -> list[Path]:
-    """Writes the vocabulary alone, one token a line; a vocab.txt gets its tokenizer_config.json beside it."""
+    """Writes only the vocabulary, one token a line; if the file is called vocab.txt, also its tokenizer_config.json."""
     path = Path(path)
     paths = [path]
     write_whole(path, vocab_text(tokenizer), InputError)
@@ -219,23 +222,23 @@ def save_vocab(tokenizer: Tokenizer, path: str | Path) -> list[Path]:
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
-    """The largest id + 1: the rows that an embedding needs, also where a vocabulary has a token twice."""
+    """The largest id + 1: the number of rows that an embedding needs, even if a vocab.txt has a token twice."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def vocab_text(tokenizer: Tokenizer) -> str:
     """The text of vocab.txt: one token a line, the id is the line number from 0."""
     tokens = {index: token for token, index in tokenizer.get_vocab().items()}
-    # Ids that no token has (a vocab.txt with a token twice) keep their line.
+    # Unused ids (of a vocab.txt with a token twice) keep their line.
     return "".join(f"{tokens.get(index, f'[unused_id_{index}]')}\n" for index in range(max(tokens) + 1))
 
 
 def config_text(tokenizer: Tokenizer) -> str:
-    """The text of tokenizer_config.json, in transformers' words."""
+    """The text of a tokenizer_config.json for transformers."""
     if bpe.is_gpts(tokenizer):
         return bpe.config_text(tokenizer)
     normaliser, pair = tokenizer.normalizer, marked(tokenizer)[1]
-    # A class that leaves the tokenizer.json as it is, where BERT's would put BERT's words and marks.
+    # The generic class keeps the tokenizer.json as it is; BERT's would apply BERT's model and template.
     as_berts = is_wordpiece(tokenizer) and separators(pair) == 1
     kind = "BertTokenizer" if as_berts else "PreTrainedTokenizerFast"
     settings = {"tokenizer_class": kind, **side_settings(tokenizer)}
@@ -253,8 +256,8 @@ def config_text(tokenizer: Tokenizer) -> str:
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
-    """Ids of [PAD] [UNK] [CLS] [SEP] [MASK], whatever their names, and of every other special token; of a byte-pair
-    encoding, the token that stands between texts in their place.
+    """The ids of [PAD] [UNK] [CLS] [SEP] [MASK], whatever their names, and of all other special tokens. In GPT's
+    encodings, the token between texts takes their part (`bpe.boundary_ids`).
 
     Raises:
         InputError: one of the five is missing.
@@ -270,7 +273,7 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
 
 
 def _sentencepiece(directory: Path) -> str:
-    """What a directory without a vocabulary that is read here holds, in a person's words."""
+    """What a directory without a supported vocabulary has instead, for a message."""
     found = next(iter(sorted(directory.glob("*.model"))), None)
     if found is None:
         return "neither"

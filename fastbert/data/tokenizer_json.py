@@ -1,4 +1,4 @@
-"""Reads a tokenizer.json as transformers does with the files beside it."""
+"""Reads a tokenizer.json, together with the files beside it, as transformers does."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ _OF_BERT = frozenset(
         *("DPRContextEncoder", "DPRQuestionEncoder", "DPRReader"),
     )
 )
-# Those that know nothing themselves: all that they do is in the file.
+# Generic classes, which only do what the file says.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# And those whose model_input_names leave token types out.
+# Classes whose model_input_names by default do not have token types.
 _WITHOUT_TYPES = tuple(f"{name}Tokenizer" for name in ("DistilBert", "Roberta", "XLMRoberta", "Camembert"))
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:
-    """Whether it is of BERT's kind."""
+    """Whether this is a WordPiece tokenizer, as BERT's is."""
     return isinstance(tokenizer.model, models.WordPiece)
 
 
 def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer, without truncation or padding, its texts marked by a template of ours (a byte-pair encoding's by
-    its own).
+    """Loads a tokenizer without truncation or padding. Special tokens are added by our template (`set_template`),
+    except in GPT's byte-pair encodings, which keep their own post-processor.
 
     Args:
-        settings: tokenizer_config.json, or nothing.
+        path: the tokenizer.json.
+        settings: the content of tokenizer_config.json; empty if there is none.
 
     Raises:
-        InputError: as `tokenizer.load_tokenizer` says.
+        InputError: as `tokenizer.load_tokenizer`.
     """
     with _told(f"{path}: expected a tokenizer.json, got a file that fails with"):
         tokenizer = Tokenizer.from_file(str(path))
@@ -74,8 +75,8 @@ def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _mark(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> SpecialNames:
-    """Puts the template in, as the file or the class has it; returns the names of the special tokens."""
-    # What the file itself knows: the unknown token, and names that stand in a template of ours.
+    """Sets the template, as in the file or by the class; returns the names of the special tokens."""
+    # The file itself has the unknown token, and the names if it has a template of ours.
     unknown = _unknown(path, tokenizer)
     bytes_of_berts = isinstance(tokenizer.model, models.BPE) and tokenizer.token_to_id(BERT_NAMES.cls_token) is not None
     own = names_of(tokenizer, BERT_NAMES if is_wordpiece(tokenizer) or bytes_of_berts else XLMR_NAMES)
@@ -104,7 +105,7 @@ def _mark(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> Special
 
 
 def _unknown(path: Path, tokenizer: Tokenizer) -> str | None:
-    """The unknown token of the model itself; None where it needs none, as one of bytes."""
+    """The model's own unknown token; None if it needs none, as in a byte-level encoding."""
     if not isinstance(tokenizer.model, models.Unigram):
         return tokenizer.model.unk_token
     index = json.loads(tokenizer.model.__getstate__())["unk_id"]
@@ -115,8 +116,8 @@ def _unknown(path: Path, tokenizer: Tokenizer) -> str | None:
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Raises InputError for what the Rust library raises, which is bare Exception, and where it panics: at a template
-    that names a token that it does not hold, and at a Precompiled normalizer that is damaged."""
+    """Turns the errors of the Rust library into InputError. It raises bare Exception, and panics at a template with a
+    token that is not defined and at a damaged Precompiled normalizer."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -126,20 +127,20 @@ def _told(what: str) -> Iterator[None]:
 
 
 def is_generic(settings: dict[str, Any]) -> bool:
-    """Whether transformers takes a class that follows a tokenizer.json and adds nothing."""
+    """Whether transformers uses a generic class, which follows the tokenizer.json and adds nothing."""
     return settings.get("tokenizer_class") in _GENERIC
 
 
 def is_berts(settings: dict[str, Any]) -> bool:
-    """Whether transformers takes one of its BERT classes, as for a BERT also where no class is named."""
+    """Whether transformers uses one of its BERT classes, which it also does for a BERT if no class is named."""
     return str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast") in _OF_BERT
 
 
 def wants_types(settings: dict[str, Any]) -> bool:
     """Whether a model gets token types; without them, every type is 0.
 
-    Where model_input_names says nothing the class decides: those of `_WITHOUT_TYPES` give none, whatever the model.
-    What the generic class leaves out does not count, since it gave them until transformers 5.
+    Without model_input_names the class decides: those in `_WITHOUT_TYPES` give none, whatever the model. The generic
+    class does not decide, since it gave token types before transformers 5.
     """
     names = settings.get("model_input_names")
     if names is None:
@@ -148,10 +149,11 @@ def wants_types(settings: dict[str, Any]) -> bool:
 
 
 def _follow(tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
-    """What tokenizer_config.json says of a text's cleaning wins over tokenizer.json, as in transformers' BERT classes.
+    """Applies the normalisation in tokenizer_config.json, which takes precedence over tokenizer.json, as in
+    transformers' BERT classes.
 
-    What it does not say stays as tokenizer.json has it; transformers' classes put their defaults there (lower-casing,
-    for one), also over a tokenizer that is plainly cased.
+    Settings that it lacks stay as in tokenizer.json. (transformers' classes set their defaults, such as lower-casing,
+    even for a tokenizer that is clearly cased.)
     """
     old = tokenizer.normalizer
     follows_file = is_generic(settings) or isinstance(tokenizer.model, models.Unigram)

@@ -1,7 +1,7 @@
-"""On which side of a text tokens are cut off, and where.
+"""Truncation of texts: on which side tokens are cut off, and how many.
 
-The side is a tokenizer's own, as it is in a tokenizer.json: in the settings of its truncation. One that cuts on the
-left therefore has a limit always, which no text meets where none is wanted.
+The side is part of the truncation settings in a tokenizer.json. A tokenizer that truncates on the left therefore always
+has a limit; if none is wanted, it is one that no text reaches.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 SIDES = ("right", "left")
 CHARACTERS_A_TOKEN = 16
-"""As many of a text are looked at first as the tokens that are left of it may have: of prose they have 4 to 6."""
+"""The characters of a text that are encoded at first, for each token that is kept; in prose, tokens have 4 to 6."""
 _BLANKS = " \n"
-# Tokens. JSON of any reader holds it.
+# In tokens. Every JSON reader can represent it.
 _UNLIMITED = 2**31 - 1
 
 
@@ -28,19 +28,21 @@ def side_of(tokenizer: Tokenizer) -> str:
 
 
 def side_settings(tokenizer: Tokenizer) -> dict[str, str]:
-    """What a tokenizer_config.json says of the side, in transformers' words."""
+    """The entries of a tokenizer_config.json for transformers that tell the side."""
     side = side_of(tokenizer)
     return {} if side == SIDES[0] else {"truncation_side": side}
 
 
 def cut_at(tokenizer: Tokenizer, max_seqlen: int | None, side: str | None = None) -> None:
-    """Makes a tokenizer cut texts to max_seqlen tokens, special ones among them; None cuts none.
+    """Makes a tokenizer truncate texts to max_seqlen tokens, including special tokens; None turns truncation off.
 
-    It keeps what it cuts off: of a long text as pieces of that length, of a pair a copy for each two pieces of both,
-    which is the square. Pairs are cut by `kept_tokens`.
+    The library keeps the overflowing tokens: for a text as pieces of that length, but for a pair as all combinations of
+    the pieces of both, whose number is quadratic. Pairs are therefore truncated by `kept_tokens`.
 
     Args:
-        side: one of `SIDES`; None for the one that the tokenizer has.
+        tokenizer: changed in place.
+        max_seqlen: the most tokens, or None.
+        side: one of `SIDES`; None keeps the tokenizer's.
     """
     side = side_of(tokenizer) if side is None else side
     if max_seqlen is None and side == SIDES[0]:
@@ -51,10 +53,11 @@ def cut_at(tokenizer: Tokenizer, max_seqlen: int | None, side: str | None = None
 
 
 def encode_beginnings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    """What ``encode_batch`` gives for texts (but for ``overflowing``), of long ones from as much of their beginning as
-    the tokenizer keeps: the library would look at all of a book for its first 256 tokens, at 150 bytes a character.
+    """The same as ``encode_batch`` (except for ``overflowing``), but of long texts only the beginning is encoded: for
+    the first 256 tokens of a book, the library would encode all of it, at 150 bytes a character.
 
-    That is so where the beginning of a text has the first tokens of the whole: BERT's, up to a blank or a line's end.
+    This needs a tokenizer that gives the beginning of a text, up to a space or a line's end, the same tokens as the
+    whole text, such as BERT's. With any other tokenizer all of each text is encoded.
     """
     limit = tokenizer.truncation
     if limit is None or limit["direction"] != SIDES[0] or not _ends_words_at_blanks(tokenizer):
@@ -74,27 +77,28 @@ def _ends_words_at_blanks(tokenizer: Tokenizer) -> bool:
     parts = (tokenizer.normalizer, BertNormalizer), (tokenizer.pre_tokenizer, BertPreTokenizer)
     is_bert = all(isinstance(part, kind) for part, kind in (*parts, (tokenizer.model, WordPiece)))
     added = "".join(token.content for token in tokenizer.get_added_tokens_decoder().values())
-    return is_bert and not any(map(str.isspace, added))  # the normalizer makes blanks of all kinds one
+    return is_bert and not any(map(str.isspace, added))  # the normalizer turns all white space into spaces
 
 
 def _beginning(text: str, size: int) -> str:
-    """About ``size`` characters of a text that has many more, up to a blank; all where there is none."""
+    """About the first ``size`` characters of a text that has many more, up to a space or line's end; else all of it."""
     end = max(text.rfind(blank, 0, size) for blank in _BLANKS) if len(text) > 2 * size else -1
     return text if end < 0 else text[:end]
 
 
 def kept_tokens(encoding: Encoding, max_seqlen: int | None, side: str) -> np.ndarray | None:
-    """Which tokens of a text, or of a pair, that was encoded whole are left when it is cut to max_seqlen tokens.
+    """Truncates a text or a pair that was encoded whole.
 
-    Special tokens are all kept. A pair loses tokens from its longer text first, as in google-research/bert; they are
-    those that the library's truncation keeps, and transformers'.
+    Special tokens are all kept. A pair loses tokens of its longer text first, as in google-research/bert; the result is
+    the same as by the truncation of the tokenizers library and of transformers.
 
     Args:
-        max_seqlen: None cuts none.
+        encoding: that of the text or pair.
+        max_seqlen: the most tokens, or None for no limit.
         side: one of `SIDES`, on which each text loses its tokens.
 
     Returns:
-        (n,) their places, ascending; None where there is nothing to cut.
+        (n,) int64, the indices of the tokens that are kept, ascending; None if nothing is cut off.
     """
     if max_seqlen is None or len(encoding) <= max_seqlen:
         return None

@@ -1,4 +1,4 @@
-"""A vocab.txt and the tokenizer_config.json beside it: what they say of a tokenizer."""
+"""Reads a vocab.txt and the tokenizer_config.json beside it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ..text_files import decode_text, read_json
 from .truncation import SIDES
 
 CONTINUATION = "##"
-"""What a WordPiece begins with that goes on with a word."""
-# SentencePiece's mark. KoBERT has a vocab.txt of its pieces; of WordPieces hardly one begins so.
+"""The prefix of a WordPiece that continues a word."""
+# SentencePiece's prefix of a word. KoBERT has a vocab.txt of such pieces; hardly any WordPiece begins with it.
 WORD_BEGIN = "▁"
 MAX_PIECES_SHARE = 0.1
-# Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
-# Google's Chinese one has two.
+# The share of upper case among tokens that have a case, up to which a vocabulary is uncased. It need not be 0: Google's
+# Chinese vocabulary has two such tokens.
 MAX_UPPER_SHARE = 0.01
-# Classes that look for words in a dictionary, and give WordPiece these: Tohoku's, and Su's of RoFormer and WoBERT.
+# Tokenizer classes that first split text into words by a dictionary: Tohoku's, and Su's of RoFormer and WoBERT.
 _BY_DICTIONARY = {"BertJapaneseTokenizer": "Japanese", "RoFormerTokenizer": "Chinese", "WoBertTokenizer": "Chinese"}
-# Korean's letters, of which KR-BERT's vocabulary of sub-characters is made, and the syllables that others have.
+# From this share of tokens with Korean letters (jamo), a vocabulary without syllables is one of sub-characters, as
+# KR-BERT's is; other Korean vocabularies have syllables.
 MIN_JAMO_SHARE = 0.1
 _JAMO, _SYLLABLE = re.compile("[\u1100-\u11ff]"), re.compile("[\uac00-\ud7a3]")
 
@@ -38,17 +39,17 @@ class Normalisation:
 
 
 def read_vocab(path: Path) -> dict[str, int]:
-    """Reads a vocab.txt: token -> line number from 0; of a token that stands twice the last line counts.
+    """Reads a vocab.txt: token -> line number from 0; the last line counts for a token that occurs twice.
 
     Raises:
-        InputError: an empty file, or pieces of SentencePiece.
+        InputError: the file is empty, or has SentencePiece's pieces.
     """
     with io.StringIO(decode_text(Path(path).read_bytes(), str(path)), newline=None) as file:
         vocab = {line.rstrip("\n"): index for index, line in enumerate(file)}
     if not vocab:
         raise InputError(f"{path}: expected a vocabulary, one token a line, got an empty file")
     pieces = [token for token in vocab if token.startswith(WORD_BEGIN) and token != WORD_BEGIN]
-    if len(pieces) > MAX_PIECES_SHARE * len(vocab):  # every word would be [UNK]
+    if len(pieces) > MAX_PIECES_SHARE * len(vocab):  # all words would be [UNK]
         raise InputError(
             f"{path}: expected WordPieces, whose words go on with {CONTINUATION}, got SentencePiece's, which mark a "
             f"word's beginning ({pieces[0]!r:.50}): without its model they cut no text"
@@ -57,16 +58,16 @@ def read_vocab(path: Path) -> dict[str, int]:
 
 
 def read_settings(vocab_path: Path) -> dict[str, Any]:
-    """The tokenizer_config.json beside a vocabulary; empty where there is none."""
+    """Reads and checks the tokenizer_config.json beside a vocabulary; empty if there is none."""
     path = vocab_path.with_name("tokenizer_config.json")
-    # A vocabulary of another name has nothing to do with the configuration that lies in the same folder.
+    # The configuration in the same folder does not belong to a vocabulary of another name.
     if vocab_path.name not in ("vocab.txt", "tokenizer.json", "vocab.json") or not path.is_file():
         return {}
     settings = read_json(path)
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         if not isinstance(settings.get(name), bool | None):
             raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")
-    # Null says nothing here; of accents it says that they are stripped where case is.
+    # Null is the same as no entry for these; for strip_accents it means: if text is lower-cased.
     bools = ("do_lower_case", "tokenize_chinese_chars")
     settings = {name: value for name, value in settings.items() if name not in bools or value is not None}
     names = settings.get("model_input_names")
@@ -76,7 +77,7 @@ def read_settings(vocab_path: Path) -> dict[str, Any]:
     if side not in (None, *SIDES):
         raise InputError(f"{path}: expected truncation_side to be {' or '.join(SIDES)}, got {side!r:.50}")
     language = _BY_DICTIONARY.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
-    # The class may stand in config.json, as in Tohoku's models.
+    # The class may be named in config.json, as in Tohoku's models.
     if settings.get("word_tokenizer_type") not in (None, "basic"):
         language = "Japanese"
     if language is not None:
@@ -87,7 +88,7 @@ def read_settings(vocab_path: Path) -> dict[str, Any]:
 
 
 def normalisation_of(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:
-    """What the settings say and, of case and of Korean's letters, where they say nothing, what the vocabulary shows."""
+    """The normalisation by the settings; case and the splitting of Korean syllables, if not set, by the vocabulary."""
     lower, strip = settings.get("do_lower_case"), settings.get("strip_accents")
     if lower is None:
         words = [token for token in vocab if not token.startswith("[")]
@@ -95,18 +96,16 @@ def normalisation_of(settings: dict[str, Any], vocab: dict[str, int]) -> Normali
         lower = upper <= MAX_UPPER_SHARE * sum(token != token.swapcase() for token in words)
         of_letters = sum(_JAMO.search(token) is not None for token in words) > MIN_JAMO_SHARE * len(words)
         if strip is None and not lower and of_letters and not any(map(_SYLLABLE.search, words)):
-            strip = True  # which takes syllables apart, too; whole ones would all be [UNK]
+            strip = True  # which also splits syllables into letters; whole syllables would all be [UNK]
     return Normalisation(lower, strip, settings.get("tokenize_chinese_chars", True))
 
 
 def resolved_settings(vocab_path: Path) -> str | None:
-    """The text of a tokenizer_config.json that says whether a vocab.txt is cased (and of Korean's letters), which a
-    guess said before.
-
-    transformers lower-cases where nothing says that it must not. Only what `load_tokenizer` fills in is added.
+    """The text of a tokenizer_config.json that states the normalisation (case, Korean letters) that `load_tokenizer`
+    guesses from a vocab.txt, since transformers lower-cases by default. Nothing else is added.
 
     Returns:
-        None where the file says it already, or does not fit the vocabulary: there is nothing to write down.
+        the text; None if the file already states it, or a file is not valid.
     """
     try:
         settings = read_settings(vocab_path)

@@ -1,8 +1,8 @@
-"""The ids of the `tokenizers` library, several times as fast on running text, by asking it about each word once.
+"""A cache of the ids of words, which gives the results of the `tokenizers` library several times as fast on prose.
 
-BERT's tokenizer cleans text character by character, cuts it at white space and around every punctuation mark, and then
-looks at one word at a time. So wherever words can be told apart safely their ids can be remembered. What is not plain
-Western text goes to the library whole.
+BERT's tokenizer cleans text character by character, splits it at white space and around every punctuation mark, and
+then encodes each word separately. So wherever words can be separated safely, their ids can be cached. Text that is not
+plain Western text is encoded by the library.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
-# Letters and digits of ASCII and the letters of Latin-1: nothing here changes with its neighbours.
+# Letters and digits of ASCII and letters of Latin-1: their normalisation does not depend on their neighbours.
 _LETTERS = "0-9A-Za-zÀ-ÖØ-öø-ÿ"
-# ASCII punctuation, and what books and web pages add to it: each mark is a word of its own.
+# ASCII punctuation, and common marks of books and web pages: each mark is a word by itself.
 _MARKS = "!-/:-@\\[-`{-~‘’“”–—…"  # noqa: RUF001
 _WORD = re.compile(f"[{_LETTERS}]+|[{_MARKS}]")
 _ODD = re.compile(f"[^{_LETTERS}{_MARKS} \\t]")
 
-# Bounds of the memory that a cache can take: words, and characters of one.
+# Bounds of the memory of a cache: the most words, and the most characters of a word.
 _MAX_WORDS = 200_000
 _MAX_WORD_CHARS = 40
 _SENTENCES_A_CALL = 4096
@@ -32,7 +32,7 @@ class WordCache:
     """Encodes sentences without special tokens.
 
     Args:
-        tokenizer: any; one that is not built as BERT's is asked about every sentence. It must not truncate or pad.
+        tokenizer: any that neither truncates nor pads; if it is not built as BERT's is, nothing is cached.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -41,7 +41,7 @@ class WordCache:
         self._ids: dict[str, list[int]] = {}
 
     def encode(self, sentences: Sequence[str], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all sentences end to end (T,), and the tokens of each sentence (S,) int32."""
+        """The ids of all sentences end to end (T,), and the number of tokens of each sentence (S,) int32."""
         if len(self._ids) > _MAX_WORDS:
             self._ids.clear()
         words, counts, passing = [], [], set()
@@ -64,7 +64,7 @@ class WordCache:
         return tokens, lengths
 
     def _learn(self, texts: set[str]) -> set[str]:
-        """Asks the library; returns those that are not to be kept."""
+        """Encodes words by the library; returns those that are not to be kept in the cache."""
         ordered = list(texts)
         for first in range(0, len(ordered), _SENTENCES_A_CALL):
             batch = ordered[first : first + _SENTENCES_A_CALL]
@@ -76,6 +76,6 @@ class WordCache:
 def _is_bert(tokenizer: Tokenizer) -> bool:
     content = json.loads(tokenizer.to_str())
     kinds = [(content.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
-    # A token that was added is found within words and across them; special ones are not when they are encoded as text.
+    # Added tokens are found within and across words; special ones are not if they are encoded as text.
     added_special = all(token["special"] for token in content["added_tokens"]) and tokenizer.encode_special_tokens
     return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and added_special
