@@ -15,7 +15,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> str | None:
-    # Before anything that reads the memory: a DTensor's, or a sparse tensor's, is not what its shape says.
+    # Checked first: the memory of a DTensor or of a sparse tensor is not what its shape says.
     if type(tensor) not in _PLAIN:
         return f"the CPU kernels take plain tensors, got a {type(tensor).__name__}"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
@@ -32,7 +32,7 @@ def _accepts_norm(tensors: list[Tensor]) -> str | None:
 
 @_dispatch.register("grad_norm", "cpu", available=_native.why_missing, accepts=_accepts_norm)
 def grad_norm(tensors: list[Tensor]) -> Tensor:
-    tensors = [t.contiguous() for t in tensors]  # these copies, if any, must live until the call is over
+    tensors = [t.contiguous() for t in tensors]  # copies, if any, must live until the call ends
     places = [number for t in tensors for number in (t.data_ptr(), t.numel(), _cpu.code(t))]
     return torch.tensor(_native.extension().grad_norm(places), dtype=torch.float32, device="cpu")
 
@@ -62,7 +62,7 @@ def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:
         of_step: dict[int, tuple] = {}
         for i, p in enumerate(batch.params):
             target, gradient, step = batch.targets[i], batch.gradients[i].contiguous(), batch.steps[i]
-            kept.append(gradient)  # a copy, if it is one, must live until the call is over
+            kept.append(gradient)  # if it is a copy, it must live until the call ends
             places += (
                 p.data_ptr(),
                 gradient.data_ptr(),
@@ -76,7 +76,7 @@ def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:
                 of_step[step] = rates(name, batch.group, step)
             numbers += of_step[step]
     getattr(_native.extension(), name)(places, numbers, float(scale))
-    # Autograd, and whoever packed a weight, learn of a change by the version.
+    # Autograd and the caches of packed weights detect changes by the version.
     torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
 
 

@@ -1,4 +1,4 @@
-"""LAMB by the CUDA kernels (csrc/cuda/lamb.cu), over the tables, norm and counts of the Triton ones."""
+"""LAMB by the CUDA kernels (csrc/cuda/lamb.cu), with the tables, norm and step counts of the Triton backend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _accepts_device(kind: str, batches: list[Batch], rows: Rows, *_rates) -> str
 
 
 def update(tables, control: Tensor) -> None:
-    """`triton_kernels.lamb.lamb` by the other kernels."""
+    """`triton_kernels.lamb.lamb` by the CUDA kernels."""
     squares = torch.empty(tables.num_chunks, 2, dtype=torch.float32, device=control.device)
     trusts = torch.empty(tables.num_tensors, dtype=torch.float32, device=control.device)
     memory = (tables.places, tables.rates, tables.chunks, tables.bounds, control, squares, trusts)
@@ -57,5 +57,5 @@ def _accepts_norm(tensors: list[Tensor]) -> str | None:
     return _triton.accepts_norm(tensors) or _cuda.why_not_measured("lamb", tensors[0].device)
 
 
-# So that whoever asks for "cuda" by name gets a whole step.
+# So that the whole step runs if "cuda" is asked for by name.
 _dispatch.register("grad_norm", "cuda", available=_missing, accepts=_accepts_norm)(_triton.grad_norm)

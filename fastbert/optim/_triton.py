@@ -18,17 +18,17 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _plain(tensor: Tensor) -> str | None:
-    # Before anything that reads the memory: a DTensor's, or a sparse tensor's, is not what its shape says.
+    # Checked first: the memory of a DTensor or of a sparse tensor is not what its shape says.
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return f"the Triton kernels take plain dense tensors, got a {type(tensor).__name__} ({tensor.layout})"
     return _triton.why_not(tensor)
 
 
-# These run for every tensor of a model in every step: list by list, in as few Python instructions as there may be.
+# These checks run for every tensor of a model in every step: whole lists at a time, in few Python instructions.
 
 
 def _of_each_kind(tensors: list[Tensor]) -> list[Tensor]:
-    """Of the tensors for which `_plain` has the same answer, one."""
+    """One tensor of each kind for which `_plain` gives the same answer."""
     return list({(type(t), t.layout, t.dtype, t.device): t for t in tensors}.values())
 
 
@@ -69,7 +69,7 @@ def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
     host = torch.tensor(rows, dtype=dtype)
     if device.type != "cuda":
         return host
-    # Pinned, the copy does not wait for the device; the allocator keeps the memory until it is done.
+    # Copying from pinned memory does not wait for the device; the allocator keeps the memory until it is done.
     return host.pin_memory().to(device, non_blocking=True)
 
 
@@ -91,7 +91,7 @@ def grad_norm(tensors: list[Tensor]) -> Tensor:
 
 
 def _places(batch: Batch, gradients: list[Tensor], counts: Iterable[int]) -> list[tuple[int, ...]]:
-    """Of each tensor its row of the table."""
+    """Each tensor's row of the table: addresses of its parameter, gradient, target and moments, size, and count."""
     columns = (batch.params, gradients, batch.targets, batch.first, batch.second)
     pointers = (map(Tensor.data_ptr, column) for column in columns)
     return list(zip(*pointers, map(Tensor.numel, batch.params), counts, strict=True))
@@ -108,18 +108,18 @@ def _update(name: str) -> Callable:
 
 
 def run(name: str, batches: list[Batch], scale: Tensor | float, update: Callable | None = None) -> None:
-    """``update(tables, control)`` in place of the Triton kernels' own of this name."""
+    """Makes the step of the optimiser ``name``; ``update(tables, control)`` replaces the Triton kernel's function."""
     from ..triton_kernels import optimizer as kernels
 
     device = batches[0].params[0].device
-    gradients, entries = [], []  # copies of gradients must live until the launches
+    gradients, entries = [], []  # copies of gradients must live until the kernels are launched
     for batch in batches:
         gradients.append([gradient.contiguous() for gradient in batch.gradients])
         of_step = {step: rates(name, batch.group, step) for step in set(batch.steps)}
         numbers = [of_step[step] for step in batch.steps]
         places = _places(batch, gradients[-1], [0] * len(numbers))
         entries += zip(_kinds(batch.params, gradients[-1]), places, numbers, strict=True)
-    if len({kind for kind, _, _ in entries}) > 1:  # tensors of one kind side by side
+    if len({kind for kind, _, _ in entries}) > 1:  # tensors of the same dtypes must be adjacent
         entries.sort(key=lambda entry: str(entry[0]))
     kinds, places, numbers = zip(*entries, strict=True)
     tables = kernels.Tables(
@@ -151,9 +151,8 @@ def _accepts_device(kind: str, batches: list[Batch], rows: Rows, *_rates) -> str
 
 
 class _Prepared:
-    """What the kernels read and a captured step cannot make: tables in device memory, and pinned memory for one more.
-
-    A row for every parameter of the optimiser, whether it has a gradient or not.
+    """Tables that the kernels read and that cannot be made during a capture: in device memory, and pinned memory for
+    one more. They have a row for every parameter of the optimiser, with or without a gradient.
     """
 
     def __init__(self, kind: str, rows: Rows, numbers: dict[int, tuple[float, ...]]) -> None:
@@ -165,12 +164,12 @@ class _Prepared:
         ]
         self.rates = _upload([rates(kind, group, 1) for group in rows.groups], torch.float32, rows.device)
         self.hyper = _upload(logs, torch.float64, rows.device)
-        # By layout, what the kernels read of it: a graph's replays do for as long as this is here.
+        # The tables of each layout. The replays of a graph read them, so they are kept.
         self.layouts: dict[tuple, tuple[Tensor, Tensor]] = {}
         self._places: list[tuple[int, ...]] | None = None
         self._table: Tensor | None = None
         self._spare: tuple[Tensor, Tensor] | None = None
-        self._captured: list = []  # a graph's replays read these
+        self._captured: list = []  # kept for the replays of a graph
 
     def places(self, places: list[tuple[int, ...]], device: torch.device) -> Tensor:
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -195,7 +194,7 @@ class _Prepared:
         return self._table
 
     def check(self, layout: tuple, device: torch.device) -> None:
-        """Raises BackendError where a layout's tables are not in device memory and cannot be made during a capture."""
+        """Raises BackendError during a capture if the tables of a layout are not in device memory yet."""
         if layout not in self.layouts and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise BackendError("a captured step on the device must have the gradients of the step that ran before it")
 
@@ -213,12 +212,12 @@ def step_on_device(
 ) -> Outcome:
     from ..triton_kernels import optimizer as kernels
 
-    # By a group's address, which no other has while the rows hold it; all but lr, which comes from the device.
+    # By a group's address, which is unique while the rows hold the group; without lr, which is on the device.
     numbers = {address: rates(kind, group, 1)[1:] for address, group in rows.by_address.items()}
     prepared = rows.prepared.get("triton")
     if prepared is None or prepared.numbers != numbers:
         prepared = rows.prepared["triton"] = _Prepared(kind, rows, numbers)
-    # A parameter without a gradient has no elements here, and no step to count.
+    # A parameter without a gradient has no elements here, and its step is not counted.
     places = [(0,) * 7] * len(rows.params)
     kinds = _kinds(rows.params, rows.params)
     gradients, first_count = [], rows.counts.data_ptr()

@@ -1,4 +1,4 @@
-"""What both optimisers share: state in float32 and, for narrow parameters, float32 master weights."""
+"""The base of both optimisers: state in float32 and, for 16-bit parameters, float32 master weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WIDE = (torch.float32, torch.float64)
 
 @dataclass
 class Batch:
-    """The parameters of one group that have a gradient, and what an update of them reads and writes.
+    """The parameters of one group that have a gradient, and the tensors that an update reads and writes.
 
-    Gradients are as they came; targets (the master weights, or the parameters themselves) and moments are float32, or
+    Gradients have any dtype; targets (the master weights, or the parameters themselves) and moments are float32, or
     float64 for float64 parameters.
     """
 
@@ -35,9 +35,9 @@ class Batch:
 
 
 def _without_dynamo(method: Callable) -> Callable:
-    """torch's own method of this name, without the import of torch._dynamo (seconds) that its wrapper makes.
+    """torch's own method, without its wrapper's import of torch._dynamo, which takes seconds.
 
-    The wrapper keeps the compiler out of the method. Where the compiler was never imported, nothing is being compiled.
+    The wrapper keeps the compiler out of the method, which is not needed if the compiler was never imported.
     """
     plain = getattr(method, "__wrapped__", method)
 
@@ -50,7 +50,7 @@ def _without_dynamo(method: Callable) -> Callable:
 
 def _check_rates(group: dict) -> None:
     for name in ("lr", "eps", "weight_decay"):
-        # A rate may also be a tensor of one number.
+        # A rate may also be a tensor with one element.
         if isinstance(group[name], str) or not 0 <= group[name] < math.inf:
             raise InputError(f"{name} must be at least 0 and finite, got {group[name]!r}")
     betas = group["betas"]
@@ -67,12 +67,11 @@ def _check_dense(gradients: list[Tensor]) -> None:
 
 
 class MasterWeightOptimizer(torch.optim.Optimizer):
-    """Collects the tensors of its groups, for one call that updates all of them.
+    """Base class of `AdamW` and `Lamb`: collects the tensors of all groups for one call that updates them.
 
-    Parameters in bfloat16 or float16 get a float32 copy, ``master``, which is what is updated: small updates would be
-    lost in the rounding of the narrow type. Where somebody else writes to a parameter between two steps (loaded
-    weights, a mask), the next step goes on from what was written; writes through ``.data``, which torch does not count,
-    are not seen.
+    Parameters in bfloat16 or float16 get a float32 copy, ``master``, to which updates are applied: small updates would
+    be lost by rounding to 16 bits. If a parameter is written between two steps (loaded weights, a mask), the next step
+    continues from its new values; writes through ``.data``, which torch does not count, are not noticed.
     """
 
     _add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
@@ -80,7 +79,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     _state_dict = _without_dynamo(torch.optim.Optimizer.state_dict)
     _load_state_dict = _without_dynamo(torch.optim.Optimizer.load_state_dict)
 
-    # Set by `device.prepare`: from then on the step counts live on the device.
+    # Set by `device.prepare`: from then on the step counts are on the device.
     rows = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -89,7 +88,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         self._add_param_group(param_group)
 
     def settle(self) -> None:
-        """Brings step counts that live on the device back into the states; waits for the device."""
+        """Copies step counts that are on the device back into the states; waits for the device."""
         if self.rows is not None:
             self.rows.settle()
 
@@ -98,17 +97,17 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         return super().__getstate__()
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; waits for step counts that live on the device."""
+        """As torch's; waits for step counts that are on the device."""
         self.settle()
         return self._state_dict()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any:
-        """One update of every parameter that has a gradient.
+        """Updates every parameter that has a gradient.
 
         Args:
-            closure: computes the loss and its gradients anew; its value is returned.
-            grad_scale: a factor that the gradients are multiplied by while they are read.
+            closure: computes the loss and its gradients again; its value is returned.
+            grad_scale: a factor that is applied to the gradients while they are read.
         """
         loss = None
         if closure is not None:
@@ -121,11 +120,11 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         return loss
 
     def _update(self, batches: list[Batch], grad_scale: float) -> None:
-        """The optimiser's own arithmetic, on what `_collect` gave."""
+        """The optimiser's own arithmetic, on the result of `_collect`."""
         raise NotImplementedError
 
     def ensure_state(self, p: Tensor) -> dict[str, Any]:
-        """The parameter's entry of ``state``, made where it is missing."""
+        """The parameter's entry of ``state``, created if it is missing."""
         state = self.state[p]
         wide = torch.float64 if p.dtype == torch.float64 else torch.float32
         if not state:
@@ -134,8 +133,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(p, dtype=wide)
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
-        # The parameter may have another dtype than when its state was made: the model was converted since, or the state
-        # is that of a run in another dtype.
+        # The parameter may have another dtype than when its state was created: the model was converted, or the state
+        # was loaded from a run in another dtype.
         for name in ("exp_avg", "exp_avg_sq", "master"):
             if name in state and state[name].dtype != wide:
                 state[name] = state[name].to(wide)
@@ -143,7 +142,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         return state
 
     def ensure_states(self, params: list[Tensor]) -> list[dict[str, Any]]:
-        """`ensure_state` of each; only looked up where it would find nothing to do, as in nearly every step."""
+        """`ensure_state` of each parameter, which is not called where it has nothing to do, as in nearly every step."""
         return [
             state
             if "master" not in (state := self.state[p])
@@ -155,11 +154,12 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _agree(self, p: Tensor, state: dict[str, Any], wide: torch.dtype) -> None:
-        """Makes or drops the master, and takes over what others wrote to the parameter since the two agreed."""
+        """Creates or drops the master, and copies values into it that were written to the parameter since they
+        agreed."""
         master = state.get("master")
         written = self._agreed.get(p, p._version) != p._version
         if p.dtype == wide:
-            if master is not None:  # the parameter was narrow once
+            if master is not None:  # the parameter had 16 bits before
                 del state["master"]
                 if not written:
                     p.copy_(master)
@@ -171,8 +171,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
 
     @property
     def _agreed(self) -> dict[Tensor, int]:
-        """torch's count of writes to each parameter that has a master, as of when the two agreed. Made when it is first
-        asked for: a copy or a pickle of an optimiser has none."""
+        """The version of each parameter with a master at the time when the two agreed. Created on first use, since a
+        copy or a pickle of an optimiser does not have it."""
         return self.__dict__.setdefault("agreed", {})
 
     def agree(self, batches: list[Batch]) -> None:
@@ -182,16 +182,16 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         )
 
     def collect_uncounted(self, ensured: bool = False) -> list[Batch]:
-        """What `_collect` gives, the step counts as they are; those of the states where the device keeps its own.
+        """As `_collect`, but without counting the step. If the counts are on the device, those in the states are old.
 
         Args:
-            ensured: `ensure_states` was just called for all that have a gradient.
+            ensured: whether `ensure_states` was just called for all parameters with a gradient.
         """
         batches = [self._collect_group(group, ensured) for group in self.param_groups]
         return [batch for batch in batches if batch.params]
 
     def _collect(self) -> list[Batch]:
-        """Makes missing states and counts the step; groups without any gradient are left out."""
+        """Creates missing states and counts the step; groups without any gradient are left out."""
         self.settle()
         self.rows = None
         batches = self.collect_uncounted()
@@ -217,13 +217,13 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch does, but moments and master weights stay float32, which torch would cast to the narrow type.
+        """As torch's, but moments and master weights stay float32; torch would cast them to the parameters' dtype.
 
         Raises:
-            InputError: it is another optimiser's.
+            InputError: it is the state of another kind of optimiser.
         """
         for group in state_dict["param_groups"]:
-            # torch adds one of its own to the defaults, not to the groups, of what has loaded a state before.
+            # After a state was loaded, torch adds this key to the defaults, but not to the groups.
             if missing := self.defaults.keys() - group.keys() - {"differentiable"}:
                 raise InputError(
                     f"expected the state_dict of a fastbert.optim.{type(self).__name__}, got one whose groups have no "
@@ -248,7 +248,7 @@ def scaled_gradients(batch: Batch, scale: Tensor | float) -> list[Tensor]:
 
 
 def advance(batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
-    """Updates both moments; returns the roots of the second, which are nobody else's."""
+    """Updates both moments; returns the square roots of the second, as new tensors."""
     beta1, beta2 = batch.group["betas"]
     torch._foreach_lerp_(batch.first, gradients, 1 - beta1)
     torch._foreach_mul_(batch.second, beta2)
@@ -271,6 +271,6 @@ def _grad_norm(tensors: list[Tensor]) -> Tensor:
 
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
-    """The L2 norm of all elements of all tensors: a () float32 tensor, float64 where a tensor is float64."""
+    """The L2 norm of all elements of all tensors: a () float32 tensor, or float64 if a tensor is float64."""
     _check_dense(tensors)
     return _dispatch.call("grad_norm", tensors)

@@ -1,7 +1,7 @@
-"""Optimiser steps that the host neither follows nor decides: for training steps captured in a CUDA graph.
+"""Optimiser steps that run entirely on the device, for training steps captured in a CUDA graph.
 
-The learning rate, the loss scale and the step counts live in device memory; whether the gradients are finite, how they
-are clipped and whether the step counts is decided there. Nothing waits for the device.
+The learning rate, the loss scale and the step counts are in device memory. Whether the gradients are finite, how they
+are clipped and whether the step is counted is decided on the device, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .rates import divides_by_norm, has_trust, is_corrected
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step, on the device.
+    """The outcome of a step, on the device.
 
     Args:
-        norm: () float32, of all gradients times their scale, before clipping.
-        finite: () float32, 1 where the step was made and counted; where 0, nothing changed.
+        norm: () float32, the norm of all gradients times their scale, before clipping.
+        finite: () float32, 1 if the step was made and counted; 0 if nothing was changed.
     """
 
     norm: Tensor
@@ -36,14 +36,14 @@ class Outcome:
 
 @dataclass
 class Rows:
-    """The parameters of an optimiser, each with its place in the step counts.
+    """The parameters of an optimiser, in the order of the step counts.
 
     Args:
-        params: every parameter that may get a gradient, those of one dtype side by side.
-        groups: the group of each.
-        counts: (params,) int32 on the device.
+        params: every parameter that may get a gradient; those of the same dtype are adjacent.
+        groups: the group of each parameter.
+        counts: (params,) int32 on the device, the step counts.
         states: each parameter's entry of ``optimizer.state``.
-        prepared: what a backend keeps between steps, by its name.
+        prepared: what backends keep between steps, by name.
     """
 
     params: list[Tensor]
@@ -54,33 +54,33 @@ class Rows:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The parameters' device."""
         return self.counts.device
 
     @cached_property
     def by_address(self) -> dict[int, dict]:
-        """Each group once, by its address."""
+        """The distinct groups, by their address (`id`)."""
         return {id(group): group for group in self.groups}
 
     def settle(self) -> None:
-        """Writes the counts into the states; waits for the device."""
+        """Copies the counts into the states; waits for the device."""
         for state, count in zip(self.states, self.counts.tolist(), strict=True):
             state["step"] = count
 
 
 def prepare(optimizer: MasterWeightOptimizer) -> Rows:
-    """Makes all states and moves the step counts to the device; needed once before a step is captured.
+    """Creates all states and moves the step counts to the device; needed once before a step is captured.
 
-    What an earlier call prepared stays, unless states were replaced since (a checkpoint was loaded).
+    The result of an earlier call is kept, unless states were replaced since then (a checkpoint was loaded).
 
     Args:
         optimizer: an `AdamW` or a `Lamb`, for `device_step`.
 
     Returns:
-        what `device_step` reads: the parameters, their groups and states, and the counts, int32 on their device.
+        the parameters, their groups and states, and the counts, for `device_step`.
 
     Raises:
-        InputError: the parameters lie on several devices.
+        InputError: the parameters are on several devices.
     """
     pairs = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if len({p.dtype for p, _ in pairs}) > 1:
@@ -89,7 +89,7 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
     rows = optimizer.rows
     if rows is not None and len(rows.states) == len(states) and all(map(operator.is_, rows.states, states)):
         return rows
-    # Parameters came or went: what was counted of those that stay is theirs. States that were replaced get none of it.
+    # Parameters were added or removed, or states replaced: the counts go back into the states that they belong to.
     optimizer.settle()
     devices = {p.device for p, _ in pairs}
     if len(devices) != 1:
@@ -103,20 +103,25 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
 def device_step(
     optimizer: MasterWeightOptimizer, lr: Tensor, *, max_norm: float | None = None, grad_scale: Tensor | None = None
 ) -> Outcome:
-    """Norm, clipping and update of every parameter that has a gradient; a norm that is not finite changes nothing.
+    """Computes the norm, clips the gradients and updates every parameter that has one; if the norm is not finite,
+    nothing is changed.
 
-    Run it once (or `prepare`) before capturing it. Rates other than ``lr`` are read when it runs or is captured. The
-    counts come back to the host with ``state_dict``, ``settle`` or the next ``optimizer.step``. The last of these ends
-    the work on the device: a graph that was captured before must then be captured again.
+    Run it (or `prepare`) once before capturing it. Rates other than ``lr`` are read when it runs or is captured. The
+    step counts are copied back to the host by ``state_dict``, ``settle`` or the next ``optimizer.step``. After
+    ``optimizer.step`` the counts stay on the host, so a graph must be captured again.
 
     Args:
-        lr: () or (1,) float32 on the device, of all groups; ``group["lr"]`` is not read.
-        max_norm: for clipping, or None.
-        grad_scale: () or (1,) float32 on the device, or None: gradients count times this (the inverse of a loss scale).
+        optimizer: an `AdamW` or a `Lamb`.
+        lr: () or (1,) float32 on the device, for all groups; ``group["lr"]`` is not read.
+        max_norm: the largest norm, for clipping; None for no clipping.
+        grad_scale: () or (1,) float32 on the device, a factor on the gradients (the inverse of a loss scale), or None.
+
+    Returns:
+        the norm, and whether the step was made.
 
     Raises:
         InputError: ``lr`` or ``grad_scale`` is not such a tensor.
-        BackendError: captured without having run before.
+        BackendError: the step is being captured without having run before.
     """
     rows = prepare(optimizer)
     if grad_scale is None:
@@ -165,7 +170,7 @@ def _update(kind: str, batch: Batch, i: int, count: Tensor, lr: Tensor, scale: T
     m, v = torch.lerp(first, g, 1 - beta1), second * beta2 + (1 - beta2) * g * g
     roots, direction = v.sqrt(), m
     if is_corrected(kind, group):
-        # A step that is not made has count 0 at first: no division by zero, whose NaN would be thrown away anyhow.
+        # The count is 0 if the very first step is not made; clamped to avoid a division by zero.
         step = count.clamp(min=1).double()
         roots = roots / (1 - beta2**step).sqrt().to(target.dtype)
         direction = m / (1 - beta1**step).to(target.dtype)

@@ -1,4 +1,4 @@
-"""Which parameters decay, and how large a gradient may be."""
+"""Parameter groups with and without weight decay, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .base import MasterWeightOptimizer, global_norm
 
-# LayerNorms of other libraries are no nn.LayerNorm, but are called so.
+# LayerNorms of other libraries are not nn.LayerNorm, but have such names.
 _NORM_NAMES = ("layernorm", "layer_norm")
 
 
 def param_groups(
     model: nn.Module, weight_decay: float, *, without_decay: Iterable[Tensor] = ()
 ) -> list[dict[str, Any]]:
-    """Makes two groups for an optimiser: weights that decay, and biases and LayerNorm parameters that do not.
+    """Makes two groups for an optimiser: weights, which decay, and biases and LayerNorm parameters, which do not.
 
-    A tied parameter is listed once; one that needs no gradient is left out.
+    A tied parameter is listed once; one that requires no gradient is left out.
 
     Args:
         model: any module; LayerNorms are recognised by their class, and by their names in BERT's layers.
@@ -49,7 +49,7 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Te
     """Scales all gradients, in place, so that their common L2 norm is at most max_norm.
 
     Args:
-        parameters: several of any shapes and floating dtypes, or one; those without a gradient are skipped.
+        parameters: one or several, of any shapes and floating dtypes; those without a gradient are skipped.
         max_norm: the largest norm allowed; infinity scales nothing.
 
     Returns:
@@ -60,26 +60,26 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Te
         InputError: max_norm is not above 0.
     """
     _check_max_norm(max_norm)
-    parameters = [parameters] if isinstance(parameters, Tensor) else parameters  # which would be taken for its rows
+    parameters = [parameters] if isinstance(parameters, Tensor) else parameters  # iterating a tensor gives rows
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())
     total = global_norm(gradients)
     factor = _clip_factor(total, max_norm)
-    # A factor of one changes nothing. On a CPU its value is at hand; elsewhere a look at it would wait for the device.
+    # A factor of 1 changes nothing. It is only checked on a CPU: elsewhere, reading it would wait for the device.
     if factor.device.type != "cpu" or factor != 1:
         torch._foreach_mul_(gradients, factor)
     return total
 
 
 def _check_max_norm(max_norm: float) -> None:
-    # Zero would be no step at all, where others mean no clipping by it, and less would go uphill.
+    # 0 would make no step at all (other libraries mean no clipping by it), and a negative norm would reverse the step.
     if not max_norm > 0:
         raise InputError(f"max_norm must be above 0 (infinity clips nothing), got {max_norm}")
 
 
 def _clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """What gradients of this norm are multiplied by; 1 for a norm that is not finite."""
+    """The factor that clips gradients of this norm; 1 if the norm is not finite."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
 

@@ -22,12 +22,12 @@ class Lamb(MasterWeightOptimizer):
 
     Args:
         params, lr, betas, eps, weight_decay: as in `AdamW`.
-        variant: "nvlamb" first scales the gradients down to a global norm of ``max_grad_norm`` where it is larger, and
+        variant: "nvlamb" first scales the gradients down to a global norm of ``max_grad_norm`` if it is larger, and
             gives tensors without weight decay a trust of 1 (NVIDIA's BERT recipe, apex's FusedLAMB by default); "apex"
-            scales likewise, but every tensor has its own trust (FusedLAMB with use_nvlamb=True); "clamped" does not
-            scale, has no bias correction, and keeps trust within ``trust_range`` (DeepSpeed's BERT recipe).
-        max_grad_norm: the largest norm of the gradients of all groups together; None or 0 never scales.
-        trust_range: for "clamped".
+            scales in the same way, but every tensor has its own trust (FusedLAMB with use_nvlamb=True); "clamped" does
+            not scale, has no bias correction, and keeps trust within ``trust_range`` (DeepSpeed's BERT recipe).
+        max_grad_norm: the largest norm of the gradients of all groups together; None or 0 turns the scaling off.
+        trust_range: the smallest and the largest trust of "clamped".
 
     Raises:
         InputError: a rate is negative or not finite, a beta is not in [0, 1), or ``variant`` is unknown.
@@ -49,12 +49,12 @@ class Lamb(MasterWeightOptimizer):
         if max_grad_norm is not None and not max_grad_norm >= 0:
             raise InputError(f"max_grad_norm must be at least 0, got {max_grad_norm}")
         rates = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        # In the groups and not in attributes, which neither state_dict nor a copy of an optimiser would carry.
+        # In the groups: attributes would be part of neither a state_dict nor a copy of the optimiser.
         kind = {"variant": variant, "max_grad_norm": max_grad_norm, "trust_range": trust_range}
         super().__init__(params, {**rates, **kind})
 
     def _divisor(self, grad_scale: float) -> torch.Tensor | None:
-        """What gradients are divided by before anything else, over all groups."""
+        """The number by which all gradients are divided first, at least 1; None if the variant does not divide them."""
         first = self.param_groups[0]
         if not divides_by_norm(first):
             return None
@@ -78,7 +78,7 @@ def _lamb(batches: list[Batch], scale: torch.Tensor | float = 1.0) -> None:
 
 
 def directions(batch: Batch, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Updates the moments; u of each tensor."""
+    """Updates the moments and returns u of each tensor."""
     group = batch.group
     beta1, beta2 = group["betas"]
     roots = advance(batch, gradients)
@@ -101,7 +101,7 @@ def _trusts(group: dict, targets: list[torch.Tensor], updates: list[torch.Tensor
 
 
 def trust_ratios(group: dict, weights: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """|p| / |u| as the variant has it, from the norms of tensors and of their updates, of one shape."""
+    """The variant's trust ratios |p| / |u|, from the norms of tensors and of their updates, which have one shape."""
     trust = weights / updates
     if group["variant"] == "clamped":
         trust = trust.clamp(*group["trust_range"])

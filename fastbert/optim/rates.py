@@ -1,4 +1,4 @@
-"""The ten numbers that an update of one tensor needs, as csrc/include/optimizer.h and the Triton kernels order them."""
+"""The ten numbers that the update of a tensor needs, ordered as in csrc/include/optimizer.h and the Triton kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def divides_by_norm(group: dict) -> bool:
 
 
 def rates(kind: str, group: dict, step: int) -> tuple[float, ...]:
-    """lr, eps, weight decay, 1 - beta1, 1 - beta2, the two corrections, has a trust ratio, its least, its most."""
+    """(lr, eps, weight decay, 1 - beta1, 1 - beta2, both bias corrections, whether there is a trust ratio, its minimum,
+    its maximum)."""
     common = _common(group, step, is_corrected(kind, group))
     if kind == "adamw":
         return (*common, 0.0, 1.0, 1.0)

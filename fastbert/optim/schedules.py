@@ -1,7 +1,7 @@
-"""Learning-rate schedules: the multiplier of the peak rate as a pure function of how much of the training is done.
+"""Learning-rate schedules: the factor on the peak rate as a pure function of the progress of training.
 
 ``progress`` and ``warmup`` are shares of the training, from 0 to 1, whether it is measured in steps or in time. All
-schedules rise linearly during the warm-up. They raise InputError if ``warmup`` is not a share (a number of steps, say).
+schedules rise linearly during the warm-up. They raise InputError if ``warmup`` is not a share (but a number of steps).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..errors import InputError
 
 
 def _rise(progress: float, warmup: float) -> float | None:
-    if not 0 <= warmup <= 1:  # a number of steps, say: the rate would hardly rise at all
+    if not 0 <= warmup <= 1:  # probably a number of steps, with which the rate would hardly rise at all
         raise InputError(f"warmup must be a share of the training, from 0 to 1, got {warmup}")
     return progress / warmup if progress < warmup else None
 
@@ -24,9 +24,9 @@ def linear(progress: float, warmup: float = 0.0) -> float:
 
 
 def poly(progress: float, warmup: float = 0.0, power: float = 0.5, offset: bool = False) -> float:
-    """Falls as (1 - progress) ** power after the warm-up, at whose end it jumps, as NVIDIA's LAMB recipe does.
+    """Falls as (1 - progress) ** power after the warm-up; there is a jump between the two, as in NVIDIA's LAMB recipe.
 
-    With ``offset`` progress counts from the end of the warm-up, so that the rate falls from its peak without a jump.
+    With ``offset``, progress is measured from the end of the warm-up, and the rate falls from its peak without a jump.
     """
     rise = _rise(progress, warmup)
     if rise is not None:

@@ -1,10 +1,9 @@
-"""LAMB whose parameters are flat shards: of many tensors laid end to end, each process owns a stretch.
+"""LAMB for parameters that are flat shards: many tensors are laid end to end, and each process owns a range of them.
 
-That is how ZeRO (Rajbhandari et al. 2020) divides optimiser state, and where LAMB goes wrong by itself: the trust of a
-tensor is |p| / |u| over the whole tensor, but a shard holds the end of one tensor, some whole ones, and the beginning
-of another. What is needed besides the shards is little: each process sums p^2 and u^2 over its piece of each tensor,
-one all-reduce adds up these 2 x n_tensors numbers, and then each has every norm it needs. Everything else in LAMB, and
-all of AdamW, works element by element.
+ZeRO (Rajbhandari et al. 2020) partitions optimiser state in this way, with which plain LAMB would be wrong: the trust
+of a tensor is |p| / |u| over the whole tensor, but a shard has the end of one tensor, some whole ones, and the
+beginning of another. So each process sums p^2 and u^2 over its piece of each tensor, and one all-reduce of these 2 x
+n_tensors numbers gives every process all norms. Everything else in LAMB, and all of AdamW, works element by element.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from .rates import divides_by_norm, has_trust
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Which tensors lie where in a flat shard.
+    """The positions of tensors in a flat shard.
 
     Args:
-        tensors: (n_tensors of the whole), the number of tensors that are divided among the processes.
-        parts: (length, tensor number or None) of each stretch of the shard, in order; None is padding.
+        tensors: the number of all tensors that are partitioned over the processes.
+        parts: (length, number of the tensor or None) of each part of the shard, in order; None is padding.
     """
 
     tensors: int
@@ -35,12 +34,12 @@ class ShardLayout:
 
     @classmethod
     def of_range(cls, sizes: Sequence[int], begin: int, end: int, offsets: Sequence[int] | None = None) -> ShardLayout:
-        """Elements begin to end of a buffer of tensors.
+        """The layout of the elements [begin, end) of a buffer of tensors.
 
         Args:
-            sizes: of the tensors.
-            offsets: where each begins, rising; without, they are laid end to end. What is between and behind them is
-                padding.
+            sizes: the tensors' sizes.
+            offsets: where each tensor begins, ascending; None if they are laid end to end. Elements between and after
+                tensors are padding.
         """
         offsets = [sum(sizes[:number]) for number in range(len(sizes))] if offsets is None else offsets
         parts, done = [], begin
@@ -54,7 +53,7 @@ class ShardLayout:
 
     @classmethod
     def of_pieces(cls, owned: Sequence[int], room: Sequence[int]) -> ShardLayout:
-        """A piece of every tensor, each padded to its room."""
+        """The layout of a piece of every tensor (``owned`` elements), each padded to ``room`` elements."""
         parts = []
         for number, (size, space) in enumerate(zip(owned, room, strict=True)):
             parts += [(length, what) for length, what in ((size, number), (space - size, None)) if length]
@@ -62,30 +61,30 @@ class ShardLayout:
 
     @property
     def size(self) -> int:
-        """Elements of the shard, padding among them."""
+        """The number of elements of the shard, including padding."""
         return sum(length for length, _ in self.parts)
 
     def pieces(self, flat: Tensor) -> list[Tensor]:
-        """The stretches that belong to tensors, as views."""
+        """The parts of ``flat`` (size,) that belong to tensors, as views."""
         views = flat.split([length for length, _ in self.parts]) if self.parts else ()
         return [view for view, (_, number) in zip(views, self.parts, strict=True) if number is not None]
 
     def numbers(self) -> list[int]:
-        """The tensor of each piece."""
+        """The number of each piece's tensor."""
         return [number for _, number in self.parts if number is not None]
 
 
 class ShardedLamb(Lamb):
-    """`Lamb`, where a parameter may be a flat shard: see `layouts`. Others are whole and are updated as by `Lamb`.
+    """`Lamb` with parameters that may be flat shards (those in `layouts`); the others are updated as by `Lamb`.
 
     Attributes:
-        layouts: of each parameter that is a shard. All processes take the same steps over as many shards, if need be
-            empty ones, since they sum up together.
-        grad_norm: returns the norm of all gradients of all processes as they stand, for the variants that divide by it;
-            None sums it up here, which needs all of them at each step.
+        layouts: the layout of each parameter that is a shard. All processes must make the same steps with the same
+            number of shards, which may be empty, since each shard takes part in all-reduces.
+        grad_norm: returns the norm of all gradients of all processes, for the variants that divide by it; None computes
+            it here, which needs all gradients in each step.
 
     Args:
-        reduce: sums a (n,) float64 tensor over the processes in place.
+        reduce: sums a (n,) float64 tensor over the processes, in place.
         params, settings: as in `Lamb`.
     """
 
@@ -97,7 +96,7 @@ class ShardedLamb(Lamb):
 
     @classmethod
     def of(cls, lamb: Lamb, reduce: Callable[[Tensor], None]) -> ShardedLamb:
-        """A `ShardedLamb` with the groups and settings of a `Lamb` that has made no step yet."""
+        """A `ShardedLamb` with the groups and settings of a `Lamb` that has not made a step yet."""
         return cls(lamb.param_groups, reduce, **lamb.defaults)
 
     def _divisor(self, grad_scale: float) -> Tensor | None:
@@ -118,7 +117,7 @@ class ShardedLamb(Lamb):
 
     def _collect(self) -> list[Batch]:
         for p in self.layouts:
-            if p.grad is None:  # nothing of it was in use here, but it may have been elsewhere
+            if p.grad is None:  # its tensors were not used on this process, but may have been on others
                 p.grad = torch.zeros_like(p)
         return super()._collect()
 
@@ -146,7 +145,7 @@ class ShardedLamb(Lamb):
         write_back(batch)
 
     def _trusts(self, group: dict, layout: ShardLayout, target: Tensor, update: Tensor) -> Tensor:
-        """(n_tensors,) in the update's dtype, the same on every process."""
+        """The trust of each tensor: (n_tensors,) in the update's dtype, the same on every process."""
         squares = torch.zeros(2, layout.tensors, dtype=torch.float64, device=update.device)
         pieces = [*layout.pieces(target), *layout.pieces(update)]
         if pieces:

@@ -1,1 +1,1 @@
-"""Weights in files: read in every published form, loaded under Hugging Face's names, saved as a directory of it."""
+"""Weight files: reads all published formats, loads them under Hugging Face's names, and writes model directories."""

@@ -1,6 +1,7 @@
-"""CRC-32C (Castagnoli), the checksum of TensorFlow's files: many stretches at once in numpy, joined by linearity.
+"""CRC-32C (Castagnoli), the checksum of TensorFlow's files: numpy computes many blocks at once, and their checksums are
+combined by linearity.
 
-zlib has another polynomial, and byte by byte in Python the 440 MB of a BERT-base take minutes.
+zlib's CRC has another polynomial, and byte by byte in Python the 440 MB of a BERT-base would take minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _MASK_DELTA = 0xA282EAD8
 
 @cache
 def _table() -> np.ndarray:
-    """(256,) uint32: what a byte does to the register."""
+    """(256,) uint32: the effect of each byte on the register."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> np.uint32(1)) ^ _POLYNOMIAL, table >> np.uint32(1))
@@ -33,7 +34,7 @@ def _run(register: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 @cache
 def _skip(length: int) -> np.ndarray:
-    """(32,) uint32: where each bit of a register stands after ``length`` zero bytes; a power of 2 times `_STRETCH`."""
+    """(32,) uint32: the image of each bit of a register after ``length`` zero bytes; a power of 2 times `_STRETCH`."""
     if length > _STRETCH:
         half = _skip(length // 2)
         return _apply(half, half)
@@ -49,11 +50,11 @@ def _apply(images: np.ndarray, registers: np.ndarray) -> np.ndarray:
 
 
 def crc32c(data, start: int = 0) -> int:
-    """The CRC-32C of bytes (anything with a buffer), or of what had the CRC ``start`` followed by them."""
+    """The CRC-32C of bytes (anything with a buffer); ``start`` is the CRC of the data before them."""
     data = np.frombuffer(data, dtype=np.uint8)
     register = np.array([~np.uint32(start)], dtype=np.uint32)
     whole = data.size // _STRETCH
-    # Powers of two, longest first, so that halves join level by level.
+    # Powers of two, the longest first, so that halves can be combined level by level.
     while whole:
         lanes = min(1 << (whole.bit_length() - 1), 1 << 14)
         stretch = data[: lanes * _STRETCH].reshape(lanes, _STRETCH)
@@ -69,5 +70,5 @@ def crc32c(data, start: int = 0) -> int:
 
 
 def masked(crc: int) -> int:
-    """A checksum as TensorFlow and LevelDB store it: rotated, since a checksum of data that hold checksums is weak."""
+    """A checksum as TensorFlow and LevelDB store it: rotated, since CRCs of data that contain CRCs are weak."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF

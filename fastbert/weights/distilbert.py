@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019) read as the BERT that it is: one without token types, under names of its own."""
+"""Reads a DistilBERT (Sanh et al. 2019) as a BERT, which it is but for its names and the lack of token types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS: tuple[tuple[str, str | None], ...] = (
     ("output.dropout", "ffn.dropout"),
     ("output.LayerNorm", "output_layer_norm"),
 )
-"""The parts of a BERT's layer and what DistilBERT calls them; None for what it lacks."""
+"""The names of the parts of a layer in BERT and in DistilBERT; None for parts that it lacks."""
 
 FIELDS = (
     ("hidden_size", "dim"),
@@ -41,7 +41,7 @@ FIELDS = (
     ("hidden_dropout_prob", "dropout"),
     ("attention_probs_dropout_prob", "attention_dropout"),
 )
-"""The fields of a BERT's configuration and what DistilBERT's calls them."""
+"""The names of fields of the configuration in BERT and in DistilBERT."""
 
 _TABLE = "embeddings.word_embeddings.weight"
 _LAYER = re.compile(r"(?:distilbert\.)?transformer\.(layer\.\d+)\.(.+)\.(weight|bias)")
@@ -52,26 +52,26 @@ _OF_WORDS = {
     "vocab_layer_norm": "cls.predictions.transform.LayerNorm",
     "vocab_projector": "cls.predictions.decoder",
 }
-# A second row of zeros, for tokenizers that mark the second of two texts.
+# Two rows of zeros: tokenizers may give the second text of a pair type 1.
 _TYPES = 2
 
 
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a DistilBERT's config.json in BERT's words."""
+    """Translates the content of a DistilBERT's config.json to BERT's fields."""
     ours = {IN_BERTS_WORDS.get(name, name): value for name, value in values.items()}
     fixed = {"model_type": "bert", "type_vocab_size": _TYPES, "layer_norm_eps": 1e-12}
-    # Its own fields for sizes have defaults of their own.
+    # transformers' defaults of DistilBERT's fields.
     sizes = {"num_hidden_layers": 6, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}
     return {**sizes, **ours, **fixed}
 
 
 def from_distilbert(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """DistilBERT's tensors under BERT's names, with token types of zeros; any other state comes back as it is.
+    """DistilBERT's tensors under BERT's names, with token types of zeros; any other state is returned as it is.
 
-    Its heads for masked words, tags and answers are BERT's, that for whole texts is another one.
+    Its heads for masked LM, tokens and question answering are the same as BERT's; that for sequences differs.
 
     Raises:
-        CheckpointError: there are no word embeddings to take the size of the token types from.
+        CheckpointError: there are no word embeddings, from which the token types take their size.
     """
     if not any(_LAYER.fullmatch(name) for name in state):
         return state

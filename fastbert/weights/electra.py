@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020) read as the BERT that it is where its embeddings are as wide as its layers."""
+"""Reads an ELECTRA (Clark et al. 2020) as a BERT, which it is if its embeddings are as wide as its layers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..errors import InputError
 
 MODEL_TYPES = ("electra",)
 
-# What transformers takes where a config.json leaves it out: the small one's sizes.
+# transformers' defaults for fields that a config.json lacks: the sizes of the small model.
 _DEFAULTS = {"embedding_size": 128, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
 _CLASS = re.compile(r"Electra(Model|For\w+)")
 _PREFIX = "electra."
 
 
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a config.json in BERT's words.
+    """Translates the content of a config.json to BERT's fields.
 
     Raises:
-        InputError: its embeddings have another width than its layers, which no BERT has.
+        InputError: its embeddings have another width than its layers, unlike a BERT's.
     """
     ours = {**_DEFAULTS, **values, "model_type": "bert"}
     narrow, hidden = ours.pop("embedding_size"), ours["hidden_size"]
@@ -34,5 +34,6 @@ def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_electra(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an ELECTRA under BERT's names. Its heads for tokens and answers are BERT's, the others are not."""
+    """The tensors of an ELECTRA under BERT's names. Its heads for tokens and question answering are BERT's, the others
+    are not."""
     return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""Names of BERT's tensors in TensorFlow 1 checkpoints and in DeepSpeed's fused layers, and ours for them."""
+"""Translates the names of BERT's tensors in TensorFlow 1 checkpoints and in DeepSpeed's fused layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 
-# What optimisers leave in a checkpoint beside the weights.
+# Optimisers' tensors in a checkpoint.
 _SLOTS = re.compile(r"(^|/)(adam_[mv]|Adam(_1)?|lamb_[mv]|LAMB.*|momentum|Momentum|global_step|beta[12]_power)$")
 
 # Output layers, whose TensorFlow weights are (out, in) as ours are; dense "kernel"s are (in, out).
@@ -41,8 +41,8 @@ def is_weight(name: str) -> bool:
 def from_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A TensorFlow checkpoint's tensors under the names of transformers' heads, kernels transposed.
 
-    A name of no BERT is kept as it is, for messages about what was not used. A scope around the one model that there
-    is, such as TF Hub's ``module/``, is none of its names.
+    A name that is not a BERT's is kept as it is, for messages about unused tensors. A scope around the model, such as
+    TF Hub's ``module/``, is removed if there is only one model.
     """
     out: dict[str, Tensor] = {}
     scopes = [found[1] or "" for found in map(_SCOPED.fullmatch, state) if found is not None]
@@ -56,7 +56,7 @@ def from_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             out[name.replace("/", ".") + ".weight"] = tensor
         elif inner:
             path = re.sub(r"layer_(\d+)", r"layer.\1", inner[1]).replace("/", ".")
-            # Copied as rows: a view would be written column by column.
+            # Made contiguous, since a transposed view would be slow to copy later.
             value = tensor.t().contiguous() if inner[3] == "kernel" and tensor.dim() == 2 else tensor
             out[f"{path}.{inner[2]}.{_LEAF[inner[3]]}"] = value
         else:
@@ -65,7 +65,7 @@ def from_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under transformers' names, as google-research/bert names and lays them.
+    """Tensors under transformers' names, with the names and layout of google-research/bert.
 
     Raises:
         CheckpointError: the decoder is not tied to the word embeddings, or a tensor has no name there.
@@ -73,7 +73,7 @@ def to_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name == "cls.predictions.decoder.bias":
-            continue  # another name of cls.predictions.bias
+            continue  # an alias of cls.predictions.bias
         if name == "cls.predictions.decoder.weight":
             words = state.get("bert.embeddings.word_embeddings.weight")
             if words is None or not (
@@ -127,11 +127,11 @@ _FUSED_QKV = {"attn_qkvw": "weight", "attn_qkvb": "bias"}
 
 
 def from_deepspeed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dictionary with DeepSpeed's fused layers taken apart; any other comes back as it is.
+    """Splits the tensors of DeepSpeed's fused layers; any other state dictionary is returned as it is.
 
     Raises:
-        CheckpointError: a layer of pre-LN, which is another model, a fused matrix that is not three of a kind, or a
-            tensor that is there fused and apart, with other values.
+        CheckpointError: a layer is pre-LN, which is another model; a fused matrix cannot be split into three; or a
+            tensor occurs both fused and separately, with different values.
     """
     out: dict[str, Tensor] = {}
 
@@ -154,6 +154,6 @@ def from_deepspeed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for part, value in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
                 put(f"{layer}.attention.self.{part}.{_FUSED_QKV[leaf]}", value, name)
         else:
-            # NVIDIA's dense layers with a fused activation.
+            # NVIDIA's name for dense layers with a fused activation.
             put(name.replace(".dense_act.", ".dense."), tensor, name)
     return out

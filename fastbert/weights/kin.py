@@ -1,4 +1,4 @@
-"""Models that are BERTs but for their words and tables: DistilBERT, RoBERTa and its like, ELECTRA, read as a BERT."""
+"""Reads models that compute what BERT does, with other names and tables: DistilBERT, RoBERTa and the like, ELECTRA."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from . import distilbert, electra, roberta
 
 
 def read_bert_config(directory: str | os.PathLike) -> BertConfig:
-    """The configuration in a directory of a BERT or of one of its kin, in BERT's words.
+    """The configuration in the directory of a BERT or of one of these models, translated to BERT's fields.
 
     Raises:
-        InputError: there is none, or it does not fit.
+        InputError: there is none, or it is not valid.
     """
     path, values = read_config_file(directory)
     kind = values.get("model_type")
@@ -27,7 +27,7 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
         return BertConfig.from_dict(_bert_values(kind, values))
     except InputError as error:
         reason = str(error)
-        if kind == "distilbert":  # whose file has another word than the one that is refused
+        if kind == "distilbert":  # the message names BERT's field, the file has DistilBERT's
             for theirs, ours in distilbert.IN_BERTS_WORDS.items():
                 if reason.startswith(f"{ours} "):
                     reason = reason.replace(ours, f"{theirs} (BERT's {ours})", 1)
@@ -43,14 +43,15 @@ def _bert_values(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_bert(state: Mapping[str, Tensor], config: Path) -> Mapping[str, Tensor]:
-    """Tensors in the form of BERT's where only the configuration tells that they are not; DistilBERT's have names of
-    their own (`loading.canonical_keys`).
+    """Converts the tensors of models that only the configuration tells from a BERT. (DistilBERT's are recognised by
+    their names in `loading.canonical_keys`.)
 
     Args:
-        config: the config.json, or the directory in which one may be.
+        state: the tensors.
+        config: the config.json, or the directory that may have one.
 
     Raises:
-        CheckpointError: they cannot be those of the model that it describes.
+        CheckpointError: the tensors cannot be those of the model that it describes.
     """
     path = config / "config.json" if config.is_dir() else config
     values: dict[str, Any] = read_config_file(path)[1] if path.is_file() else {}

@@ -1,6 +1,6 @@
-"""LevelDB tables, the form of the index of a TensorFlow checkpoint (tensorflow/core/lib/io/format.h): rows in blocks.
+"""LevelDB tables, the format of a TensorFlow checkpoint's index (tensorflow/core/lib/io/format.h): rows in blocks.
 
-Every checksum is compared; nothing in a file is trusted.
+Every checksum is verified; nothing in a file is trusted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from .crc32c import crc32c, masked
 
 MAX_BYTES = 64 << 20
-"""Of a table, and of what a compressed block becomes: far more than the index of any checkpoint."""
+"""The most bytes of a table, and of a decompressed block: far more than the index of any checkpoint has."""
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
@@ -25,7 +25,7 @@ def table_rows(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The rows of a table, keys and values, in the order of the keys.
 
     Raises:
-        ValueError, IndexError, struct.error: it is damaged, or has what TensorFlow does not write.
+        ValueError, IndexError, struct.error: it is damaged, or has features that TensorFlow does not use.
     """
     if len(content) < _FOOTER or struct.unpack("<Q", content[-8:])[0] != _MAGIC:
         raise ValueError("its last bytes are not those of a table")
@@ -56,7 +56,7 @@ def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
 
 
 def _block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The rows of one block: each key gives only what differs from the one before."""
+    """The rows of one block, in which each key is stored as its difference from the one before."""
     block = content[offset : offset + size]
     trailer = content[offset + size : offset + size + _TRAILER]
     if len(block) != size or len(trailer) != _TRAILER or size < 4:
@@ -81,8 +81,8 @@ def _block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byte
 
 
 def unpacked_snappy(block: bytes) -> bytes:
-    """The content of a block in Snappy's format (google/snappy, format_description.txt): its length, then pieces, each
-    given byte for byte or as a copy of what came before. Some builds of TensorFlow write indices so."""
+    """Decompresses a block in Snappy's format (google/snappy, format_description.txt), in which some builds of
+    TensorFlow write indices: its length, then pieces, which are literal bytes or copies of earlier output."""
     size, at = _varint(block, 0)
     if not 4 <= size <= MAX_BYTES:
         raise ValueError(f"a compressed block says that it has {size} bytes")
@@ -91,7 +91,7 @@ def unpacked_snappy(block: bytes) -> bytes:
         tag, at = block[at], at + 1
         kind, length = tag & 3, (tag >> 2) + 1
         if kind == 0:
-            if length > 60:  # too long for the tag: it follows, in 1 to 4 bytes
+            if length > 60:  # the length does not fit into the tag and follows, in 1 to 4 bytes
                 width = length - 60
                 length, at = int.from_bytes(block[at : at + width], "little") + 1, at + width
             out += block[at : at + length]
@@ -103,7 +103,7 @@ def unpacked_snappy(block: bytes) -> bytes:
         back, at = back + int.from_bytes(block[at : at + width], "little"), at + width
         if not 0 < back <= len(out):
             raise ValueError("a compressed block copies what is not there")
-        # A copy may be longer than what it begins with: it goes round then.
+        # A copy may be longer than its distance; it then repeats.
         copied = out[len(out) - back : len(out) - back + length]
         out += (copied * -(-length // len(copied)))[:length]
     if len(out) != size or at != len(block):
@@ -118,7 +118,7 @@ def table_bytes(rows: list[tuple[bytes, bytes]]) -> bytes:
         chunk.append((key, value))
         size += len(key) + len(value)
         if size >= _BLOCK_BYTES or i == len(rows) - 1:
-            # What stands for a block in the index: not below its last key, and below the next one's first.
+            # A block's key in the index is at least its last key and below the first one of the next block.
             last = key if i < len(rows) - 1 else _short_successor(key)
             handles.append((last, _append_block(out, chunk, _RESTART_EVERY)))
             chunk, size = [], 0
@@ -129,7 +129,7 @@ def table_bytes(rows: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def _short_successor(key: bytes) -> bytes:
-    """The shortest key that is not below this one, as LevelDB finds it."""
+    """The shortest key that is not below this one, found in the same way as LevelDB does."""
     for i, byte in enumerate(key):
         if byte != 0xFF:
             return key[:i] + bytes([byte + 1])

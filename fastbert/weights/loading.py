@@ -1,8 +1,8 @@
-"""Weights into a model under Hugging Face's names.
+"""Loads weights into a model, under Hugging Face's names.
 
-Every published variant of the names is brought to one form, that of transformers' ``BertForPreTraining``
-(``bert.embeddings...``, ``bert.encoder...``, ``bert.pooler...``, ``cls...``), and the model's own names too, so that a
-bare BertModel's file loads into a model with a head and the other way round.
+Every published variant of the names is converted to those of transformers' ``BertForPreTraining``
+(``bert.embeddings...``, ``bert.encoder...``, ``bert.pooler...``, ``cls...``), and so are the model's own names. A bare
+BertModel's file can thus be loaded into a model with a head, and the reverse.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load did: canonical names.
+    """The result of loading weights, with canonical names.
 
     Args:
-        missing: of the model, not in the file (heads and pooler): they hold fresh values.
-        unexpected: of the file, not in the model.
-        mismatched: in both, with another shape, and therefore missing: name, shape in the file, shape in the model.
+        missing: tensors of the model that the file lacks (heads and pooler); they are newly initialised.
+        unexpected: tensors of the file that the model lacks.
+        mismatched: tensors with another shape in the file, which count as missing: (name, shape in the file, shape in
+            the model).
     """
 
     missing: tuple[str, ...]
@@ -40,21 +41,21 @@ class LoadReport:
 
     @property
     def newly_initialised(self) -> tuple[str, ...]:
-        """Another name of ``missing``, which says what became of them."""
+        """Another name of ``missing``."""
         return self.missing
 
 
 def check_unquantized(config, source) -> None:
-    """Raises CheckpointError where a configuration says that the weights beside it are quantized: some formats have
-    other names, others floats of 8 bits under BERT's own, which without their scales are wrong numbers.
+    """Raises CheckpointError if a configuration says that the weights beside it are quantized: some formats use other
+    names, but others store 8-bit floats under BERT's names, which are wrong without their scales.
 
     Args:
         config: any object with the fields of config.json.
-        source: what messages call the origin, a path.
+        source: the path, for messages.
     """
     said = getattr(config, "quantization_config", None)
     if said:
-        # Files of before transformers 4.34 name no method, and know bitsandbytes alone.
+        # Before transformers 4.34, files do not name the method, which is always bitsandbytes.
         method = said.get("quant_method", "bitsandbytes") if isinstance(said, Mapping) else said
         raise CheckpointError(
             f"{source}: expected float weights, got ones that {method!s:.50} has quantized (quantization_config in "
@@ -66,7 +67,7 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
     """The same tensors under the names of transformers' BertForPreTraining; computed buffers are left out.
 
     Raises:
-        CheckpointError: two different tensors come to the same name.
+        CheckpointError: two different tensors get the same name.
     """
     canonical: dict[str, Tensor] = {}
     under = owner(state, prefix)
@@ -79,7 +80,7 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
             continue
         if new != "cls.predictions.bias":
             raise CheckpointError(f"{name}: expected one tensor for {new}, got two that differ")
-        # Of an untied decoder transformers 5 keeps both biases apart, and computes with the decoder's own.
+        # transformers 5 stores two biases for an untied decoder, and computes with the decoder's own.
         if name.endswith("decoder.bias"):
             canonical[new] = tensor
     return canonical
@@ -94,19 +95,23 @@ def load_into(
     ignore_mismatched_sizes: bool = False,
     source,
 ) -> LoadReport:
-    """Copies a state dictionary of any variant into a model, in the model's dtype; all or nothing.
+    """Copies a state dictionary with any variant of the names into a model, in the model's dtype; all or nothing.
 
     Args:
-        model: holds its encoder as the attribute ``prefix``, or is a bare BertModel. On the meta device it is given
-            tensors of its own on the CPU; elsewhere its parameters are written in place.
-        state: names to tensors, as ``read_state_dict`` gives them.
-        trunk: what the names of tensors begin with, after the prefix, that must be there.
-        ignore_mismatched_sizes: tensors of another shape are left out, of the trunk none.
-        source: what messages call the origin, a path.
+        model: has its encoder as the attribute ``prefix``, or is a bare BertModel. If it is on the meta device, it gets
+            new tensors on the CPU; otherwise its parameters are written in place.
+        state: name -> tensor, as from ``read_state_dict``.
+        prefix: the name of the attribute.
+        trunk: prefixes, after ``prefix``, of the names of tensors that must not be missing.
+        ignore_mismatched_sizes: whether tensors of another shape are left out, except in the trunk.
+        source: the path, for messages.
+
+    Returns:
+        which tensors were missing, unexpected, or of another shape.
 
     Raises:
         CheckpointError: a tensor of the embeddings or the encoder is missing, or a shape differs; nothing was written.
-        InputError: the model was made under DeepSpeed's ZeRO-3, which has left no whole tensors to write to.
+        InputError: the model was made under DeepSpeed's ZeRO-3 and has no whole tensors to write to.
     """
     state = canonical_keys(state, prefix)
     own = _own_tensors(model, prefix, trunk)
@@ -119,7 +124,7 @@ def load_into(
     needed = tuple(f"{prefix}.{part}" for part in trunk)
     left_out = _leave_out(state, own, needed) if ignore_mismatched_sizes else ()
 
-    # A tied parameter has several names, and any of them in the file will do.
+    # A tied parameter has several names, of which the file needs only one.
     found: dict[int, str] = {}
     for name, tensor in own.items():
         if name in state:
@@ -150,19 +155,19 @@ def load_into(
 def _leave_out(
     state: dict[str, Tensor], own: Mapping[str, Tensor], needed: tuple[str, ...]
 ) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
-    """Takes tensors of another shape out of ``state``, of the needed ones none; returns `LoadReport.mismatched`."""
+    """Removes tensors of another shape from ``state``, except needed ones; returns `LoadReport.mismatched`."""
     other = [n for n in own if n in state and state[n].shape != own[n].shape and not n.startswith(needed)]
     return tuple((name, tuple(state.pop(name).shape), tuple(own[name].shape)) for name in other)
 
 
 def _warn(source, report: LoadReport, prefix: str, broken: Sequence[str]) -> None:
-    """Logs what a user should know of a load that went well; ``broken`` has numbers that are not finite."""
+    """Logs what a user should know about a successful load; ``broken``: tensors with numbers that are not finite."""
     if broken:
         _logger.warning("%s: %s: its results are meaningless", source, _shown("with NaN or infinite numbers", broken))
     if report.missing:
         _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", report.missing))
     if report.unexpected:
-        # Pre-training heads in the file of a model without them are the normal case; an unknown encoder tensor is not.
+        # Unused pre-training heads in the file are normal, unused encoder tensors are not.
         of_encoder = [name for name in report.unexpected if name.startswith(f"{prefix}.")]
         strange = any(not name.startswith(f"{prefix}.pooler.") for name in of_encoder)
         level = logging.WARNING if strange else logging.INFO
@@ -170,11 +175,11 @@ def _warn(source, report: LoadReport, prefix: str, broken: Sequence[str]) -> Non
 
 
 def is_complete(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "bert", trunk: tuple[str, ...]) -> bool:
-    """Whether `load_into` would find every parameter and buffer of a model, so that no value of its own would be left.
+    """Whether `load_into` would overwrite every parameter and buffer of a model.
 
     Args:
         model: may be on the meta device.
-        state, prefix, trunk: as there.
+        state, prefix, trunk: as in `load_into`.
     """
     state = canonical_keys(state, prefix)
     own = _own_tensors(model, prefix, trunk)
@@ -183,7 +188,7 @@ def is_complete(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = 
 
 
 def _own_tensors(model: nn.Module, prefix: str, trunk: tuple[str, ...]) -> dict[str, Tensor]:
-    """A model's tensors under canonical names, a tied one under each of its own; what is computed is left out."""
+    """A model's tensors under canonical names, a tied one under each of its names; without computed buffers."""
     own: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         name = canonical_name(name, prefix)
@@ -195,7 +200,7 @@ def _own_tensors(model: nn.Module, prefix: str, trunk: tuple[str, ...]) -> dict[
 def _untie(
     model: nn.Module, own: dict[str, Tensor], state: Mapping[str, Tensor], found: dict[int, str], source
 ) -> None:
-    """Gives a tied parameter of which the file holds two values a tensor for each, as transformers 5 does."""
+    """Unties a tied parameter for which the file has two different values, as transformers 5 does."""
     for name, tensor in own.items():
         first = found.get(id(tensor), name)
         if name == first or name not in state or torch.equal(state[name], state[first]):
@@ -213,8 +218,8 @@ def _fits(value: Tensor, parameter: Tensor) -> bool:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Of every number: the least and the largest of many are NaN where one of them is."""
-    wide = tensor.float() if tensor.itemsize == 1 else tensor  # of 8-bit floats torch finds no largest
+    """Whether all elements are finite; the minimum and maximum, which need no temporary tensor, are NaN if one is."""
+    wide = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no maximum of 8-bit floats
     return not wide.numel() or all(bool(end.isfinite()) for end in torch.aminmax(wide))
 
 
@@ -229,17 +234,17 @@ def _shown(what: str, names) -> str:
     return f"{len(names)} {what}" + (f" ({', '.join(names[:_SHOWN])}{more})" if names else "")
 
 
-# What NVIDIA's and DeepSpeed's examples bring the vocabulary to, beside a configuration that says the tokenizer's.
+# NVIDIA's and DeepSpeed's examples pad the vocabulary to a multiple of this, but not its size in the configuration.
 _PADDED_TO = 8
 
 
 def padded_vocabulary(rows: int, vocab_size: int) -> bool:
-    """Whether a table of so many words has padding after those that the configuration knows."""
+    """Whether a table with this many rows is the configuration's vocabulary with such padding."""
     return vocab_size < rows == -(-vocab_size // _PADDED_TO) * _PADDED_TO
 
 
 def _of_padded(prefix: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """The end of the sentence where the words' table has more rows than the configuration says, and why."""
+    """The end of an error message if the word embeddings have padding; "" otherwise."""
     name = f"{prefix}.embeddings.word_embeddings.weight"
     if name not in state or name not in own or state[name].dim() != 2:
         return ""
@@ -250,7 +255,7 @@ def _of_padded(prefix: str, state: Mapping[str, Tensor], own: Mapping[str, Tenso
 
 
 def _under_others(prefix: str, missing: Iterable[str], unexpected: Iterable[str]) -> str:
-    """The end of a refusal's sentence where what is missing is there under further names of modules."""
+    """The end of an error message if missing tensors are in the file under the names of outer modules; "" otherwise."""
     name = next((name.removeprefix(f"{prefix}.") for name in missing if name.startswith(f"{prefix}.")), None)
     found = [other.removesuffix(name) for other in unexpected if name is not None and other.endswith(f".{name}")]
     if not found:
@@ -259,7 +264,7 @@ def _under_others(prefix: str, missing: Iterable[str], unexpected: Iterable[str]
 
 
 def _of_another_head(needed: tuple[str, ...], missing, mismatched, state, own) -> str:
-    """The end of a refusal's sentence where heads alone have another size, as for a task with other labels."""
+    """The end of an error message if only heads have another size, as for a task with other labels; "" otherwise."""
     sizes = all(state[name].shape != own[name].shape for name in mismatched)
     if not sizes or any(name.startswith(needed) for name in (*missing, *mismatched)):
         return ""

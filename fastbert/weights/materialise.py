@@ -1,4 +1,4 @@
-"""Memory and numbers for a model that was made on the meta device, where tensors have neither."""
+"""Allocates and fills the tensors of a model that was made on the meta device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def materialise(model: nn.Module, values: Mapping[int, Tensor]) -> None:
-    """Gives a model tensors of its own in place of those on the meta device; ties and frozen ones stay so.
+    """Replaces all tensors of a model by new ones that are not on the meta device; tied and frozen parameters stay so.
 
     Args:
-        model: what of it is not on the meta device is copied where it is, the rest is made on the CPU.
-        values: what the tensors hold afterwards, by the `id` of the present ones, in any dtype. Those on the meta
-            device that have none are initialised as BERT's are, and buffers computed.
+        model: its tensors on the meta device are replaced by tensors on the CPU, the others by copies on their device.
+        values: `id` of a present tensor -> the values of the new one, in any dtype. Without an entry, a tensor on the
+            meta device is initialised as in BERT, or computed if it is a buffer; others keep their values.
     """
     made: dict[int, Tensor] = {}
     fresh: set[int] = set()
@@ -37,8 +37,9 @@ def materialise(model: nn.Module, values: Mapping[int, Tensor]) -> None:
 
 
 def _with_memory(tensor: Tensor, value: Tensor | None) -> Tensor:
-    """A tensor like it, off the meta device: with the numbers of ``value``, or its own where it has any."""
-    # A copy, not a view: what safetensors returns is the file itself, mapped into memory.
+    """A new tensor like this one, not on the meta device, with the values of ``value``, or else of ``tensor`` if it has
+    any."""
+    # A copy, not a view: safetensors returns the file itself, mapped into memory.
     new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
     if value is not None:
         new.copy_(value)

@@ -1,10 +1,10 @@
-"""The names of a BERT's tensors, brought from every published variant to one form."""
+"""Converts all published variants of the names of BERT's tensors to one form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# What torch.compile, FSDP and checkpoint wrappers put into names; "module." is DataParallel's and stands in front.
+# Parts of names from the wrappers of torch.compile, FSDP and checkpointing; DataParallel's is "module." at the front.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _OWNER = "model."
 _BARE = ("embeddings.", "encoder.", "pooler.")
@@ -14,7 +14,7 @@ _COMPUTED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def unwrapped_name(name: str) -> str:
-    """The name without what wrappers of modules added."""
+    """The name without the parts that module wrappers add."""
     name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
     while name.startswith("module."):
         name = name.removeprefix("module.")
@@ -22,8 +22,8 @@ def unwrapped_name(name: str) -> str:
 
 
 def owner(names: Iterable[str], prefix: str = "bert") -> str:
-    """``model.`` where all of a model's names begin so: modules that train one, such as PyTorch Lightning's, have it as
-    an attribute of that name, and may have others beside it. Empty where the names are the model's own."""
+    """The prefix of a model's names: ``model.`` if it was saved as the attribute of a training module, such as PyTorch
+    Lightning's, which may have others besides; "" if the names are the model's own."""
     names, trunks = [unwrapped_name(name) for name in names], (f"{prefix}.embeddings.", "embeddings.")
     under = any(name.startswith(tuple(_OWNER + trunk for trunk in trunks)) for name in names)
     return _OWNER if under and not any(name.startswith(trunks) for name in names) else ""
@@ -37,10 +37,10 @@ def canonical_name(name: str, prefix: str = "bert") -> str:
             name = name.removesuffix(old) + new
     if name.startswith(_BARE):
         name = f"{prefix}.{name}"
-    # The decoder's bias is one tensor under two names, of which every release has the first.
+    # The decoder's bias has two names; all releases of transformers use the first.
     return "cls.predictions.bias" if name == "cls.predictions.decoder.bias" else name
 
 
 def is_computed(name: str) -> bool:
-    """Whether the tensor follows from the configuration and belongs in no file."""
+    """Whether the tensor can be computed from the configuration and is not stored in files."""
     return name.endswith(_COMPUTED)

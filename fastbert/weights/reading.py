@@ -22,31 +22,32 @@ PICKLE = "pytorch_model.bin"
 _MAX_SHARDS = 4096
 _MAX_TENSORS = 1_000_000
 _OTHER_FRAMEWORKS = ("*.ckpt*.meta", "*.ckpt*.data-*", "checkpoint", "tf_model.h5", "flax_model.msgpack")
-# Where trainers put a model's tensors among other things: NVIDIA's "model", DeepSpeed's "module", Lightning's.
+# The keys under which trainers save a model's tensors: NVIDIA's "model", DeepSpeed's "module", and Lightning's.
 _CONTAINERS = ("model", "module", "state_dict", "model_state_dict")
-# How TensorFlow 2 ends the names of a checkpoint, which are paths through its objects.
+# The end of the names in a TensorFlow 2 checkpoint, which are paths through its objects.
 _OBJECT = "/.ATTRIBUTES/VARIABLE_VALUE"
-# What a clone without Git LFS has in place of a large file: a text of three lines that begins so.
+# The beginning of the three-line text that a clone without Git LFS has in place of a large file.
 _POINTER = b"version https://git-lfs.github.com"
 
 
 def read_state_dict(directory) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face directory, on the CPU, under the names that its files give them.
+    """Reads the tensors of a Hugging Face directory, on the CPU, under the names that they have in its files.
 
-    The first found of: model.safetensors, model.safetensors.index.json with its shards, pytorch_model.bin,
-    pytorch_model.bin.index.json with its shards, the one TensorFlow 1 checkpoint (``*.ckpt*.index``), whose tensors
-    come under Hugging Face's names. A single file is read as `read_weights_file` does. Pickled files are read with
+    Reads the first that exists of model.safetensors, model.safetensors.index.json with its shards, pytorch_model.bin,
+    pytorch_model.bin.index.json with its shards, and a single TensorFlow 1 checkpoint (``*.ckpt*.index``), whose names
+    are converted to Hugging Face's. A single file is read by `read_weights_file`. Pickled files are read with
     ``weights_only=True``.
 
     Raises:
-        CheckpointError: no weights, a damaged file, a shard name that leads out of the directory, a pickle that holds
-            more than tensors, weights of TensorFlow 2 or Flax, or a PEFT adapter beside the weights.
+        CheckpointError: there are no weights, a file is damaged, the name of a shard leads out of the directory, a
+            pickle has other objects than tensors, the weights are TensorFlow 2's or Flax's, or there is a PEFT adapter
+            beside them.
     """
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: expected a directory with {SAFETENSORS} or {PICKLE}, found no directory")
     if adapter_hint(directory) and has_weights(directory):
-        # transformers would apply it: what is computed without it is another model's.
+        # transformers would apply it, so without it the results would be those of another model.
         raise CheckpointError(
             f"{directory}: expected the weights of a model alone, got a PEFT adapter beside them: remove "
             "adapter_config.json if it is merged into them already; else merge it with peft's `merge_and_unload()` and "
@@ -80,7 +81,7 @@ def has_weights(directory: Path) -> bool:
 
 
 def find_tensorflow(directory: Path) -> Path | None:
-    """The prefix of the TensorFlow 1 checkpoint in a directory; None where there is none.
+    """The prefix of the TensorFlow 1 checkpoint in a directory; None if there is none.
 
     Raises:
         CheckpointError: there are several.
@@ -96,9 +97,9 @@ def find_tensorflow(directory: Path) -> Path | None:
 
 
 def read_weights_file(path) -> dict[str, Tensor]:
-    """The tensors of one file of weights, or of the TensorFlow 1 checkpoint with this prefix or one of its files.
+    """Reads the tensors of a file, or of a TensorFlow 1 checkpoint given by its prefix or by one of its files.
 
-    A pickle may hold them under "model", "module" or "state_dict" among other things, as trainers save them.
+    A pickle may have them under "model", "module", "state_dict" or "model_state_dict", as trainers save them.
     """
     path = Path(path)
     prefix = path.with_suffix("") if path.suffix.startswith((".index", ".data-", ".meta")) else path
@@ -132,8 +133,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
     _refuse_pointer(path)
     try:
-        # The library makes an error of an exception that a signal raises, and blames the file. Before 0.6 it puts the
-        # tensors on torch's default device, which may be the meta device.
+        # The library would turn an exception from a signal handler into an error about the file. Before version 0.6 it
+        # creates tensors on torch's default device, which may be the meta device.
         with held_signals(), torch.device("cpu"):
             return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
@@ -161,28 +162,28 @@ def _read_pickle(path: Path, unwrap: bool) -> dict[str, Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what torch says, of a refused pickle what was refused in it: the rest advises to read the file
-    in a way that runs its code."""
+    """The first line of torch's message; for a refused pickle, what was refused. The rest of that message advises to
+    read the file in a way that runs its code."""
     text = str(error)
-    # Of a module that torch never lets through, as of os.system, it says so without these words.
+    # For a module that torch always refuses, such as os, the message does not have these words.
     text = text.partition("WeightsUnpickler error:")[2] or text
     lines = [line.strip() for line in text.splitlines() if line.strip() and "weights_only" not in line]
     return lines[0].partition(" Please use ")[0] if lines else type(error).__name__
 
 
 def _refuse_pointer(path: Path) -> None:
-    """Raises CheckpointError for what Git LFS leaves in a file's place."""
+    """Raises CheckpointError for a pointer of Git LFS in the place of a file."""
     try:
         with path.open("rb") as file:
             begins = file.read(len(_POINTER))
-    except OSError:  # its reader says what is wrong
+    except OSError:  # the error is raised when it is read
         return
     if begins == _POINTER:
         raise CheckpointError(f"{path}: expected weights, got a pointer of Git LFS to them: run `git lfs pull` there")
 
 
 def _unwrapped(path: Path, saved: dict) -> dict:
-    """The tensors of a model among what a trainer saved."""
+    """The model's tensors in a trainer's checkpoint."""
     state = next((saved[name] for name in _CONTAINERS if isinstance(saved.get(name), dict)), saved)
     tensors = [value for value in state.values() if isinstance(value, Tensor)]
     if not tensors:
@@ -200,13 +201,14 @@ def _unwrapped(path: Path, saved: dict) -> dict:
 
 
 def _check_zip(path: Path, size: int) -> None:
-    """torch.save stores without compression: records that unpack to more than the file are a bomb."""
+    """Raises CheckpointError if records would unpack to more than the file's size: torch.save does not compress, so
+    that would be a zip bomb."""
     try:
         if not zipfile.is_zipfile(path):
             return
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(record.file_size for record in archive.infolist())
-    except Exception as error:  # zipfile lets nearly any type out of a damaged archive
+    except Exception as error:  # with a damaged archive, zipfile may raise nearly any type
         raise CheckpointError(f"{path}: expected a file of torch.save, got a damaged archive: {error}") from error
     if unpacked > size:
         raise CheckpointError(f"{path}: expected at most the file's {size} bytes of records, got {unpacked}")
@@ -221,7 +223,7 @@ def _check_name(path: Path, name: Any) -> str:
 def _check_tensor(path: Path, name: str, value: Any, size: int) -> Tensor:
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
         raise CheckpointError(f"{path}: expected {name!r:.100} to be a dense tensor, got {type(value).__name__}")
-    # A view with stride 0 may claim any shape over a few bytes, and a copy of it any memory.
+    # A view with stride 0 can have any shape over a few bytes, and a copy of it would need any amount of memory.
     if value.numel() * value.element_size() > size:
         raise CheckpointError(
             f"{path}: expected {name!r:.100} to be no larger than the file, got shape {tuple(value.shape)}"
@@ -257,7 +259,7 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _shard_path(directory: Path, index: Path, shard: str) -> Path:
-    """The path of a shard, which must be a plain file name of the index's own directory and format."""
+    """The path of a shard, whose name must be that of a plain file in the index's own directory and format."""
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     plain = shard == Path(shard).name and "\\" not in shard and "\0" not in shard and ":" not in shard
     if not plain or not shard.endswith(suffix):

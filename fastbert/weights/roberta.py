@@ -1,5 +1,5 @@
-"""RoBERTa (Liu et al. 2019), XLM-R and CamemBERT read as the BERTs that they are: positions that begin behind those of
-the pads, one token type, and a masked-LM head under names of its own."""
+"""Reads RoBERTa (Liu et al. 2019), XLM-R and CamemBERT as BERTs, from which they differ in their positions, which begin
+after those of pads, in having a single token type, and in the names of the masked-LM head."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..errors import CheckpointError
 
 MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
 
-# What transformers takes where a config.json leaves it out.
+# transformers' defaults for fields that a config.json lacks.
 _DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "max_position_embeddings": 512, "type_vocab_size": 2}
 _CLASS = re.compile(r"(?:XLMRoberta|Roberta|Camembert)(Model|For\w+)")
 _PREFIX = "roberta."
 _POSITIONS, _TYPES = (f"embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
-# Its heads compute what BERT's do. That for whole texts has in it what BERT's has in its pooler.
+# Its heads compute the same as BERT's. The one for sequences includes the layer that is BERT's pooler.
 _OF_TEXTS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
 _OF_WORDS = (
     ("lm_head.dense.", "cls.predictions.transform.dense."),
@@ -29,15 +29,15 @@ _OF_WORDS = (
 
 
 def _first_position(values: Mapping[str, Any]) -> int:
-    """The row of the first token's position: those before it are for pads."""
+    """The row of the first token in the table of positions; the rows before it are for pads."""
     return (values.get("pad_token_id", _DEFAULTS["pad_token_id"]) or 0) + 1
 
 
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a config.json in BERT's words."""
+    """Translates the content of a config.json to BERT's fields."""
     ours = {**_DEFAULTS, **values, "model_type": "bert"}
     rows, types = ours["max_position_embeddings"], ours["type_vocab_size"]
-    if isinstance(rows, int):  # else the configuration says what is wrong with it
+    if isinstance(rows, int):  # otherwise BertConfig raises the error
         ours["max_position_embeddings"] = rows - _first_position(values)
     if types == 1:
         ours["type_vocab_size"] = 2
@@ -47,19 +47,20 @@ def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_roberta(state: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a RoBERTa or its like under BERT's names, the positions of pads left out.
+    """The tensors of such a model under BERT's names, without the positions of pads.
 
-    The only row of token types stands there twice, for tokenizers that mark the second of two texts. Its heads are
-    BERT's.
+    The single row of token types is repeated, since tokenizers may give the second text of a pair type 1. The heads
+    become BERT's.
 
     Args:
-        values: the content of its config.json.
+        state: the tensors.
+        values: the content of config.json.
 
     Raises:
-        CheckpointError: the table of positions has no rows behind those of the pads.
+        CheckpointError: the table of positions has no rows after those of pads.
     """
     out: dict[str, Tensor] = {}
-    # BERT's head for words has the activation of its layers, RoBERTa's always this one.
+    # BERT's masked-LM head has the activation of its layers, RoBERTa's always has this one.
     heads = (*_OF_TEXTS, *(_OF_WORDS if values.get("hidden_act", "gelu") == "gelu" else ()))
     for name, tensor in state.items():
         name = name.removeprefix(_PREFIX)

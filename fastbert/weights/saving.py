@@ -1,4 +1,4 @@
-"""Writes a model as a Hugging Face directory: weights, config.json, the tokenizer's files; complete or not at all."""
+"""Writes a model as a Hugging Face directory: weights, config.json and the tokenizer's files, atomically."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def save_directory(
 ) -> Path:
     """Writes model.safetensors, config.json and the tokenizer's files into a directory, and returns it.
 
-    Everything is first written and flushed under temporary names: a full disk leaves what was there before.
+    Everything is first written and flushed under temporary names, so a full disk leaves earlier files intact.
 
     Args:
-        model: names as Hugging Face's; a tied tensor is written once, under its first name.
-        config_dict: the content of config.json; ``architectures``, ``model_type`` and ``dtype`` are the model's.
+        model: has Hugging Face's names; a tied tensor is written once, under its first name.
+        config_dict: the content of config.json; ``architectures``, ``model_type`` and ``dtype`` are set from the model.
         tokenizer_source: a directory (or a vocab.txt) whose tokenizer files `tokenizer_writers` copies, or None.
-        more: writers of further files, as `write_all` takes them.
-        state: the tensors under the model's names, where they are not the model's own.
+        more: writers of further files, as in `write_all`.
+        state: tensors under the model's names, to be written in place of its own.
 
     Raises:
         CheckpointError: a file cannot be written, or the model or the tokenizer has nothing to write.
@@ -78,13 +78,17 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def tensors_of(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What the file holds: each tensor once, contiguous, on the CPU; those given, or the model's own."""
+    """The tensors to write, each once, contiguous and on the CPU: ``given``, or the model's own.
+
+    Raises:
+        CheckpointError: a tensor is int8, sharded or on the meta device, or there are none.
+    """
     if is_quantized(model):
         raise CheckpointError(f"{type(model).__name__}: {UNSAVABLE}")
     state: dict[str, Tensor] = {}
     seen: set[Any] = set()
     for name, tensor in (model.state_dict(keep_vars=True) if given is None else given).items():
-        # A state dictionary has tensors of their own for each name of a tied parameter, over one memory.
+        # A state dictionary has a separate tensor object for each name of a tied parameter, with the same memory.
         identity = id(tensor) if given is None else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if identity in seen or is_computed(name):
             continue
@@ -92,17 +96,17 @@ def tensors_of(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> d
         if tensor.is_meta:
             raise CheckpointError(f"{name}: expected a tensor with values to save, got one on the meta device")
         if not is_plain_tensor(tensor):
-            # To gather shards takes every process, and this one cannot know whether the others are here.
+            # Shards cannot be gathered here: that needs all processes, and only this one may be calling.
             raise CheckpointError(
                 f"{name}: expected a whole tensor of numbers to save, got a {type(tensor).__name__}: sharded weights "
                 "are given as state_dict, gathered by torch.distributed.checkpoint.state_dict.get_model_state_dict "
                 "with full_state_dict"
             )
         tensor = tensor.detach().cpu().contiguous()
-        # safetensors refuses two names over one storage: a view of another's memory is written from its own copy.
+        # safetensors refuses two tensors in one storage, so a view of a larger storage is copied.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         state[unwrapped_name(name)] = tensor if whole else tensor.clone()
-    # An untied decoder of transformers 5 takes its bias by this name, and fresh zeros without it.
+    # With an untied decoder, transformers 5 reads its bias under this name and would otherwise set it to zeros.
     if "cls.predictions.decoder.weight" in state and "cls.predictions.bias" in state:
         state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
     if not state:
@@ -111,7 +115,7 @@ def tensors_of(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> d
 
 
 def tokenizer_files(source) -> list[Path]:
-    """The files of a tokenizer that are there: in a directory, or a vocab.txt that is named itself; none for None."""
+    """The existing files of a tokenizer, in a directory or given as a vocab.txt; none for None."""
     if source is None:
         return []
     source = Path(source)
@@ -121,14 +125,14 @@ def tokenizer_files(source) -> list[Path]:
 
 
 def tokenizer_writers(source) -> dict[str, Callable[[Path], Any]]:
-    """Writers of copies of a tokenizer's files, by name.
+    """Writers that copy a tokenizer's files, by name.
 
-    They are copied unchanged, but for one thing: where only a vocab.txt's words tell whether it is cased, the
-    tokenizer_config.json says it after that. transformers does not look at the words and would lower-case.
+    They copy the files unchanged, with one exception: if only the words of a vocab.txt tell whether it is cased, the
+    copied tokenizer_config.json states it, since transformers would lower-case by default.
     """
     files = {file.name: file for file in tokenizer_files(source)}
     if "vocab.txt" in files and (beside := files["vocab.txt"].with_name("tokenizer_config.json")).is_file():
-        files[beside.name] = beside  # also of a vocab.txt that was named itself, which is read with it
+        files[beside.name] = beside  # also if the vocab.txt itself was given, which is read together with it
     writers = {name: lambda path, file=file: path.write_bytes(file.read_bytes()) for name, file in files.items()}
     if "vocab.txt" in files and "tokenizer.json" not in files:
         from ..data.vocab_files import resolved_settings
@@ -140,7 +144,7 @@ def tokenizer_writers(source) -> dict[str, Callable[[Path], Any]]:
 
 
 def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors by name. Raises OSError where the file cannot be written, whatever safetensors raises."""
+    """Writes tensors by name. Raises OSError if the file cannot be written, also in place of safetensors' own error."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -151,12 +155,17 @@ def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> None:
-    """Writes every file under a temporary name, flushes it, and renames all when all are complete.
+    """Writes every file under a temporary name, flushes it, and renames all files when all are complete.
 
-    What is not complete leaves nothing behind, nor the directories that were made for it.
+    On failure, the temporary files and the directories that were made for them are removed.
 
     Args:
-        writers: by the file's name, or its path in the directory.
+        directory: made if it does not exist.
+        writers: a file's name, or its path in the directory -> a function that writes a file under the path it is
+            given.
+
+    Raises:
+        CheckpointError: a file cannot be written.
     """
     partial: dict[Path, Path] = {}
     made: list[Path] = []
@@ -180,5 +189,5 @@ def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> 
     finally:
         held.close()
         for place in sorted(made, key=lambda place: -len(place.parts)):
-            with contextlib.suppress(OSError):  # not empty: what was to be written is in it
+            with contextlib.suppress(OSError):  # not empty: the files were written
                 place.rmdir()

@@ -1,7 +1,8 @@
-"""TensorFlow's tensor bundles, ``NAME.index`` and ``NAME.data-0000k-of-0000n`` of a checkpoint, without TensorFlow.
+"""Reads and writes TensorFlow's tensor bundles (a checkpoint's ``NAME.index`` and ``NAME.data-0000k-of-0000n``) without
+TensorFlow.
 
-The index is a LevelDB table of names to descriptions (where a tensor lies, its type, shape and checksum), the data
-files are the tensors end to end. Format: tensorflow/core/util/tensor_bundle. Every checksum is compared; nothing in a
+The index is a LevelDB table that maps names to descriptions (a tensor's location, type, shape and checksum); the data
+files have the tensors end to end. Format: tensorflow/core/util/tensor_bundle. Every checksum is verified; nothing in a
 file is trusted.
 """
 
@@ -24,7 +25,7 @@ from .crc32c import crc32c, masked
 from .leveldb import MAX_BYTES, table_bytes, table_rows
 
 _MAX_SHARDS = 4096
-# DataType of tensorflow/core/framework/types.proto; bfloat16 and its like have no type in numpy, so bytes are read.
+# DataType of tensorflow/core/framework/types.proto; numpy has no bfloat16 and the like, so bytes are read.
 _TYPES = {
     1: torch.float32,
     2: torch.float64,
@@ -42,7 +43,7 @@ _NUMBERS = {dtype: number for number, dtype in _TYPES.items()}
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor is: its type's number, shape, shard, place in it in bytes, and masked checksum."""
+    """The description of a tensor: the number of its type, shape, shard, offset and size in bytes, masked checksum."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -54,7 +55,7 @@ class Entry:
 
 @cache
 def _messages() -> tuple[type, type]:
-    """BundleHeaderProto and BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto), as far as we need them."""
+    """BundleHeaderProto and BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto) with some fields."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kind = descriptor_pb2.FieldDescriptorProto
@@ -95,7 +96,8 @@ def read_index(path) -> tuple[int, dict[str, Entry]]:
     """The number of data files, and name -> entry, of an index file.
 
     Raises:
-        CheckpointError: damaged, compressed in another way than Snappy's, big-endian, or a tensor cut in slices.
+        CheckpointError: it is damaged, compressed by something other than Snappy or big-endian, or a tensor is stored
+            in slices.
     """
     from google.protobuf.message import DecodeError
 
@@ -135,11 +137,11 @@ def shard_path(prefix, shard: int, num_shards: int) -> Path:
 
 
 def read_bundle(prefix, wanted=None) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, by TensorFlow's names.
+    """Reads the tensors of a checkpoint, by TensorFlow's names.
 
     Args:
         prefix: the path without ``.index``.
-        wanted: name -> bool, which tensors to read; all numeric ones where it is not given.
+        wanted: name -> bool, whether to read a tensor; by default all numeric ones are read.
 
     Raises:
         CheckpointError: a file is missing or damaged, or a description does not fit the data.
@@ -176,7 +178,7 @@ def _read_tensor(prefix, num_shards: int, name: str, entry: Entry) -> Tensor:
 
 
 def write_data(tensors: Mapping[str, Tensor], file: BinaryIO) -> dict[str, Entry]:
-    """Writes the tensors end to end in the order of their names; returns what the index says of them."""
+    """Writes the tensors end to end in the order of their names; returns their entries for the index."""
     entries, offset = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[0].encode()):
         if tensor.dtype not in _NUMBERS:
