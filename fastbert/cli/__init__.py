@@ -1,6 +1,6 @@
-"""The command line: one file a command, holding a dataclass of its options and ``run(args)``; no algorithms.
+"""The command line: one file per command, with a dataclass of its options and ``run(args)``; no algorithms.
 
-`main` finds the command and turns errors into one sentence. Files with a leading underscore are no commands:
+`main` finds the command and turns errors into one sentence. Files with a leading underscore are not commands:
 
     _options, _values, _paths      types and checks of options
     _tables, _progress             tables and progress bars

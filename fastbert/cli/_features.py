@@ -1,4 +1,4 @@
-"""``fastbert finetune --features``: a BiLSTM on the features of a frozen model, and the paper's table of them."""
+"""``fastbert finetune --features``: trains a BiLSTM on one kind of features of a frozen model, or on each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WHOLE = "fine-tuning"
 
 
 def train(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig]) -> None:
-    """Trains on the features asked for; of all, each in a directory of its own below OUT."""
+    """Trains on the given features; with "all", on each kind in a directory below OUT."""
     if args.features != "all":
         _train_on(args, inputs, configs)
         return
     task = inputs.task
-    with warnings_held():  # what the directory lacks is said when the model is trained
-        task.model(inputs.directory)  # one that cannot be made must not end the last training, hours later
+    with warnings_held():  # missing weights are reported when the model is trained
+        task.model(inputs.directory)  # an error must come now, and not in the last training hours later
     table: list[Sequence] = [("features", *task.metrics, "epoch", "seconds")]
     for name in (*LAYERS, WHOLE):
         print(f"== {name}")
@@ -39,7 +39,7 @@ def train(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig]) -> 
             result = _train_on(dataclasses.replace(args, features=name, out=args.out / name), inputs, configs)
         if result.interrupted:
             return
-        if result.late_signal and name != WHOLE:  # it was for all of them
+        if result.late_signal and name != WHOLE:  # the signal stops all trainings
             print(f"stopped by {result.late_signal}; go on with --resume auto")
             return
         metrics = (result.best[metric] for metric in task.metrics)
@@ -51,7 +51,7 @@ def train(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig]) -> 
 
 
 def _train_whole(args: Finetune, inputs: Inputs, config: FinetuneConfig) -> FinetuneResult:
-    """Fine-tunes the whole model, for as many epochs and at the rate that the task is fine-tuned with."""
+    """Fine-tunes the whole model, with the task's usual number of epochs and learning rate."""
     inputs.task.features = None
     recipe = {name: getattr(FinetuneConfig, name) for name in ("epochs", "lr")}
     recipe |= {name: value for name, value in RECIPES.get(args.task, {}).items() if name in recipe}
@@ -60,7 +60,7 @@ def _train_whole(args: Finetune, inputs: Inputs, config: FinetuneConfig) -> Fine
 
 
 def _train_on(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig]) -> FinetuneResult:
-    """Trains a BiLSTM on ``args.features``; their file lies beside OUT while that lasts."""
+    """Trains a BiLSTM on ``args.features``, which are kept in a temporary directory beside OUT."""
     task = inputs.task
     task.features, task.feature_units = args.features, args.feature_units
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Options of ``fastbert finetune``, and which of them go together."""
+"""The options of ``fastbert finetune``, and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Finetune(FinetuneConfig, SearchConfig):
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
     train: Annotated[tuple[InputPath, ...], arg(metavar="FILE [FILE ...]")]
-    """The training file, or several that are read one after the other, such as the parts of a large set."""
+    """The training file, or several that are read one after the other, such as the parts of a large data set."""
     dev: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """The file to evaluate on."""
     dev_share: float | None = None
-    """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed. Rows that were
-    taken from one article, document or video, and pairs with one first text, stay together."""
-    # What the recipe has without a command line's types and names.
+    """In place of --dev: the share of the training rows to evaluate on, the same rows for every --seed. Rows from the
+    same article, document or video, and pairs with the same first text, stay together."""
+    # Fields of the recipe, with the types and names of the command line.
     deepspeed: InputName | None = None
     text_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN]")] = None
     also: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
@@ -62,25 +62,25 @@ class Finetune(FinetuneConfig, SearchConfig):
     feature_units: int | None = None
     """With --features: units of the BiLSTM in each direction; by default 768, as in the paper."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be used, and say how many and why; otherwise the first one ends the command."""
+    """Leave out rows that cannot be used, and print how many and why; otherwise the first one ends the command."""
     fallback_encoding: str | None = None
-    """Read lines that are not UTF-8 in this encoding of one byte a character (latin-1, windows-1252, ...), and say how
-    many were; otherwise they are bad rows."""
+    """Read lines that are not UTF-8 in this single-byte encoding (latin-1, windows-1252, ...), and print their number;
+    otherwise they are bad rows."""
 
     def __post_init__(self) -> None:
         FinetuneConfig.__post_init__(self)
         SearchConfig.__post_init__(self)
 
     def recipe(self) -> FinetuneConfig:
-        """The options that are the training's own."""
+        """The options of the training itself."""
         return FinetuneConfig(**{f.name: getattr(self, f.name) for f in fields(FinetuneConfig)})
 
 
 def defaults(argv: Sequence[str]) -> Finetune | None:
-    """The options of the paper's recipe for the task, which the command line may change; None where it has none."""
+    """The options of the paper's recipe for the task, which the command line may override; None if there is none."""
     import tyro
 
-    # The task is the word that no option is waiting for.
+    # The task is the word that is not the value of an option.
     pairs = zip(["", *argv], argv, strict=False)
     recipe = next((RECIPES[word] for before, word in pairs if word in RECIPES and not _waits(before)), None)
     if any(word.partition("=")[0] == "--features" for word in argv):
@@ -91,14 +91,14 @@ def defaults(argv: Sequence[str]) -> Finetune | None:
 
 
 def _waits(word: str) -> bool:
-    """Whether a word of the command line is an option whose value is the next word."""
+    """Whether a word of the command line is an option that takes the next word as its value."""
     switches = [f.name.replace("_", "-") for f in fields(Finetune) if f.type == "bool"]
     alone = {f"--{no}{name}" for name in switches for no in ("", "no-")}
     return word.startswith("-") and "=" not in word and word.replace("_", "-") not in alone
 
 
 def check_options(args: Finetune, task: Task) -> None:
-    """Raises InputError for options that do not fit together, or not the task."""
+    """Raises InputError for options that do not fit each other or the task."""
     from ..config import BertConfig
     from ..tasks.feature_task import FeatureTask
     from ..tasks.results import results_name

@@ -1,4 +1,4 @@
-"""What `fastbert finetune` prints."""
+"""The output of `fastbert finetune`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SHOWN_TABLES = ("dev_classes.tsv", "dev_entities.tsv", "dev_questions.tsv")
 
 
 def metrics(task: Task, record: dict, rows: Sequence[Row] = ()) -> str:
-    """The task's metrics, those of these rows, in one line."""
+    """The task's metrics, for these rows, in one line."""
     return ", ".join(f"{name} {record[name]:.4f}" for name in task.metrics_of(rows))
 
 
 def header(
     args: Finetune, model, configs: Sequence[FinetuneConfig], train_rows: Sequence[Row], dev_rows: Sequence[Row]
 ) -> None:
-    """Prints the model, the data, the recipe, the device and the backends of a training that begins."""
+    """Prints the model, the data, the recipe, the device and the backends at the beginning of a training."""
     rows = len(train_rows[: args.limit_train]), len(dev_rows[: args.limit_dev])
     print(f"model      {args.model}: {counted(model.num_parameters(), 'parameter')}")
     print(f"data       {args.task}: {counted(rows[0], 'training row')}, {counted(rows[1], 'dev row')}")
@@ -44,12 +44,12 @@ def header(
 
 
 def one_answer(task: Task, args: Finetune, train_rows: Sequence[Row], dev_rows: Sequence[Row]) -> None:
-    """Warns of rows that all have the same answer, as the first of a sorted file have: a model that gives it always is
-    right, and nobody would be told why nothing is learned."""
+    """Warns if all rows have the same answer, like the first rows of a sorted file: a model that always gives it is
+    right, and the user would not know why nothing is learned."""
     parts = {"training": (train_rows, args.limit_train), "dev": (dev_rows, args.limit_dev)}
     for kind, (rows, limit) in parts.items():
         labels = [row.label for row in rows[:limit]]
-        # Tags differ in their number where no word has any.
+        # Rows of tags differ in length, so rows without any tagged word are compared with the constant guess.
         if len(labels) < 2 or (len(set(labels)) > 1 and task.guess(rows[:limit]) != labels):
             continue
         shown = f": {shorten(str(labels[0]))}" if isinstance(labels[0], (str, float)) else ""
@@ -70,7 +70,7 @@ def _recipe(args: Finetune, trainings: int) -> str:
 
 
 def early(task: Task, record: dict) -> None:
-    """Prints the early check, and a second line where the model knows no more than a constant answer does."""
+    """Prints the early check, and a second line if the model is no better than a constant answer."""
     first = task.metrics[0]
     guess = record.get(f"guess_{first}")
     known = "" if guess is None else f" (one answer for all: {guess:.4f})"
@@ -80,7 +80,8 @@ def early(task: Task, record: dict) -> None:
     where = f"early check at step {record['step']} of the epoch's {record['steps']}, on {rows}"
     print(f"{where}: {first} {record[first]:.4f}{known}, {left}", flush=True)
     if guess is not None and record[first] <= guess:
-        print("  nothing learned yet: if the epoch ends so too, try another --seed or --lr, or --restarts", flush=True)
+        advice = "if that is so at the end of the epoch, try another --seed or --lr, or --restarts"
+        print(f"  nothing learned yet: {advice}", flush=True)
 
 
 def epoch(record: dict) -> None:
@@ -97,7 +98,7 @@ def trial(task: Task, record: dict, count: int) -> None:
 
 
 def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
-    """Prints the table of the trainings, the best epoch, the table of classes, and warns where nothing was learned."""
+    """Prints the table of the trainings, the best epoch, the table of classes, and a warning if nothing was learned."""
     first = task.metrics[0]
     if outcome.trials:
         print_table(trials_table(outcome.trials, task.metrics))
@@ -120,6 +121,6 @@ def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
 
 def _show_short(path: Path) -> None:
     """Prints a written table, unless it is long."""
-    lines = [line for _, line in read_lines(path)]  # a line separator of Unicode's may be part of a label
+    lines = [line for _, line in read_lines(path)]  # a label may contain a Unicode line separator
     if len(lines) <= MAX_PRINTED_LINES:
         print_table([line.split("\t") for line in lines])

@@ -26,8 +26,8 @@ class Inputs:
     """What a command has read.
 
     Args:
-        task: it has learned what the training rows decide.
-        directory: of the model to start from.
+        task: the task, which knows the labels of the training rows.
+        directory: that of the model to start from.
         also: rows of further files to evaluate the best model on.
     """
 
@@ -44,10 +44,12 @@ def train(
     configs: Sequence[FinetuneConfig],
     prepared: Callable[[torch.nn.Module], None] | None = None,
 ) -> FinetuneResult:
-    """Fine-tunes by one recipe, or searches among several, and prints on the way.
+    """Fine-tunes with one recipe, or searches among several, and prints the progress.
 
     Args:
-        configs: the recipe of every training.
+        args: the options.
+        inputs: the task, the model's directory and the rows.
+        configs: the recipe of each training.
         prepared: called with the model before the rows are encoded.
     """
     task, config = inputs.task, configs[0]
@@ -92,7 +94,7 @@ def train(
 
 
 def _evaluate_also(inputs: Inputs, model: torch.nn.Module, tokenizer, max_seqlen: int, out: Path) -> list[Path]:
-    """Scores the best model on further files, in the first of several processes; returns what was written."""
+    """Scores the best model on further files, only in the first of several processes; returns the files written."""
     if not current().first:
         return []
     task, paths = inputs.task, []

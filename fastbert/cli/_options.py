@@ -11,19 +11,19 @@ from ..errors import InputError
 
 
 def option(name: str) -> str:
-    """A field as the command line calls it: ``max_seqlen`` is ``--max-seqlen``."""
+    """A field's name on the command line: ``max_seqlen`` is ``--max-seqlen``."""
     return "--" + name.replace("_", "-")
 
 
 def check_one_of(args: Any, first: str, second: str) -> None:
-    """Raises InputError where not exactly one of two fields is given."""
+    """Raises InputError unless exactly one of two fields is given."""
     if (getattr(args, first) is None) == (getattr(args, second) is None):
         got = "neither" if getattr(args, first) is None else "both"
         raise InputError(f"expected either {option(first)} or {option(second)}, got {got}")
 
 
 def refuse_given(args: Any, *names: str, because: str) -> None:
-    """Raises InputError for a field of these that is not at its default: it "belongs to" what ``because`` says."""
+    """Raises InputError if one of these fields does not have its default: "OPTION belongs to ``because``"."""
     for name in names:
         if getattr(args, name) != getattr(type(args), name):
             raise InputError(f"{option(name)} belongs to {because}")
@@ -31,23 +31,23 @@ def refuse_given(args: Any, *names: str, because: str) -> None:
 
 @dataclass(kw_only=True)
 class PredictOptions:
-    """Options that every command has which runs a model over a file."""
+    """The options of all commands that run a model over a file."""
 
     max_seqlen: int | None = None
     """Longest sequence in tokens; by default the one that the run was trained with."""
     token_budget: int = 8192
     """Tokens in a batch."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
-    """Precision of the computation: int8 is the quicker one on CPUs, and `fastbert evaluate` says what it costs."""
+    """Precision of the computation: int8 is faster on CPUs, and `fastbert evaluate` shows its loss of accuracy."""
     null_threshold: float | None = None
-    """squad2: "no answer" where its odds are above this; by default the best value on the run's dev file."""
+    """squad2: predict "no answer" if its odds are above this; by default the best value on the run's dev file."""
     text_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN]")] = None
     """Tasks of texts: the column of the text, or the two columns of a pair; by default those that the run was trained
     with. In files without a header they are numbers, from 1."""
     label_column: str | None = None
     """Tasks of texts: the column of the labels, given like --text-columns."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
+    """Leave out rows that cannot be used, and print how many and why; otherwise the first one ends the command."""
     fallback_encoding: str | None = None
-    """Read lines that are not UTF-8 in this encoding of one byte a character (latin-1, windows-1252, ...), and say how
-    many were; otherwise they are bad rows."""
+    """Read lines that are not UTF-8 in this single-byte encoding (latin-1, windows-1252, ...), and print their number;
+    otherwise they are bad rows."""

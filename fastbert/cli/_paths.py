@@ -1,4 +1,4 @@
-"""Types of options that are paths: words that are none are refused by the option's name, whatever command has it."""
+"""The types of options that are paths. Words that are not valid paths are refused with the option's name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..errors import InputError
 from ..files import STANDARD_OUTPUT
 
 EMPTY = "expected a path, got an empty text (is a variable of the shell not set?)"
-"""`Path` takes it for the working directory, which would be read, or filled."""
+"""`Path` would take an empty string for the working directory, which would be read or written to."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Refused:
-    """Stands where a path would: what makes a value from a word does not know which option it is for."""
+    """A placeholder for a refused path: the function that converts a word does not know the option's name."""
 
     reason: str
 
@@ -30,7 +30,7 @@ def _path(kind: type = Path, *, written: bool = False) -> PrimitiveConstructorSp
         if written and words[0] in STANDARD_OUTPUT:
             reason = "only `fastbert predict` writes to standard output"
             return _Refused(f"expected a name to write under, got {words[0]}: {reason}")
-        # The shell leaves the ~ of --out=~/x as it is, and a directory of that name would be made.
+        # The shell does not expand the ~ of --out=~/x, so a directory of that name would be made.
         return kind(os.path.expanduser(words[0]))
 
     return PrimitiveConstructorSpec(
@@ -43,19 +43,19 @@ def _path(kind: type = Path, *, written: bool = False) -> PrimitiveConstructorSp
 
 
 InputPath = Annotated[Path, _path()]
-"""Is read; ``-`` is standard input where a command reads it."""
+"""A path that is read; ``-`` is standard input if the command reads it."""
 InputName = Annotated[str, _path(str)]
-"""The same as a text."""
+"""The same as a string."""
 OutputPath = Annotated[Path, _path(written=True)]
-"""Is written."""
+"""A path that is written."""
 OutputName = Annotated[str, _path(str, written=True)]
-"""The same as a text."""
+"""The same as a string."""
 OutputOrStandard = Annotated[str, _path(str)]
-"""Is written, ``-`` for standard output. A text, for a path forgets the slash at its end."""
+"""A path that is written, or ``-`` for standard output. A string, since `Path` drops a slash at the end."""
 
 
 def refuse_unfit(found: object, prefix: str = "") -> None:
-    """Raises InputError for the first option of a dataclass, or of one inside it, whose word was no path."""
+    """Raises InputError for the first option, of a dataclass or of one nested in it, whose path was refused."""
     for field in dataclasses.fields(found):
         value = getattr(found, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, _Refused):

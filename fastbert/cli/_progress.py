@@ -1,4 +1,4 @@
-"""One look for the progress of long work, on stderr, so that results on stdout can be piped."""
+"""Progress bars of long work, on stderr, so that results on stdout can be piped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..parquet_files import SUFFIXES as PARQUET
 def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
     """Shows a bar with the time left while the block runs; yields ``advance(count, total=None, label=None)``.
 
-    Where stderr is no terminal nothing is drawn: a log full of bars helps nobody.
+    Nothing is drawn if stderr is not a terminal: bars would only fill a log.
     """
     from rich import progress as rp
     from rich.console import Console
@@ -32,10 +32,10 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[...,
         console=Console(file=sys.stderr),
         transient=True,
         disable=not sys.stderr.isatty(),
-        # Lines printed meanwhile go above the bar, but only where both are on one screen.
+        # Lines that are printed meanwhile go above the bar, if both are on the same screen.
         redirect_stdout=sys.stdout.isatty(),
     )
-    with contextlib.nullcontext() if bar.disable else bar:  # one not drawn ends in an empty line before rich 14.3
+    with contextlib.nullcontext() if bar.disable else bar:  # before rich 14.3, a disabled bar prints an empty line
         task = bar.add_task(label, total=total)
 
         def advance(count: int, total: int | None = None, label: str | None = None) -> None:
@@ -46,8 +46,8 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[...,
 
 @contextlib.contextmanager
 def corpus_progress(label: str, files: Sequence[Path]) -> Iterator[Callable[[int], None]]:
-    """A bar in megabytes of text; yields a function that takes bytes. Of .gz and Parquet files the size of the text is
-    unknown."""
+    """A bar in megabytes of text; yields a function that takes a number of bytes. There is no total for .gz and Parquet
+    files, since the size of their text is unknown."""
     known = not any(file.suffix.lower() in (".gz", *PARQUET) for file in files)
     total = sum(file.stat().st_size for file in files) // 1_000_000 if known else None
     with progress(label, total, "MB") as advance:

@@ -1,4 +1,4 @@
-"""Tables for people on stdout."""
+"""Prints tables on stdout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def print_table(table: Sequence[Sequence]) -> None:
-    """Prints a header and its lines in columns, indented: numbers to the right, floats with four digits."""
+    """Prints a header and lines in indented columns; numbers are right-aligned, floats have four decimals."""
     from ..tasks.results import show_cell
 
     cells = [[show_cell(value) for value in line] for line in table]

@@ -1,4 +1,4 @@
-"""What the commands for tasks share: reading their files, and a file through a fine-tuned model."""
+"""Shared by the commands for tasks: reads a task's files, and runs a fine-tuned model over a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._progress import progress
 SHOWN_REASONS = 5
 COLUMNS = ("text_columns", "label_column")
 _PART = re.compile(r"(.+-)([0-9]{5})(-of-([0-9]{5}).*)")
-"""How data-set hubs call the parts of a set: train-00000-of-00004.parquet."""
+"""The names that data-set hubs give to the parts of a set: train-00000-of-00004.parquet."""
 
 
 def _bad_rows(skip: bool, encoding: str | None) -> BadRows:
@@ -47,12 +47,15 @@ def read_rows(
     labelled: bool = False,
     training: bool = False,
 ) -> list[Row]:
-    """The rows of a file; says on stderr how many were skipped, and why the first ones were.
+    """Reads the rows of a file, and prints on stderr how many were skipped and why the first ones were.
 
     Args:
-        encoding: of lines that are not UTF-8; see `BadRows`.
-        labelled: rows must have labels.
-        training: rows must be fit to train on.
+        task: the task.
+        path: the file.
+        skip_bad_rows: whether rows that cannot be used are skipped.
+        encoding: that of lines that are not UTF-8; see `BadRows`.
+        labelled: whether rows must have labels.
+        training: whether rows must be suitable for training.
 
     Raises:
         DataError: a row cannot be used and is not to be skipped, or labels are needed and there are none.
@@ -70,8 +73,8 @@ def read_rows(
 
 
 def read_training(task: Task, paths: Sequence[Path], skip_bad_rows: bool, encoding: str | None) -> list[Row]:
-    """The rows to train on of one file after the other. What a reader counts in each, as articles and documents, is
-    another source in every file; ids stay those of the files.
+    """The training rows of several files, in order. Sources that readers number within a file (articles, documents) are
+    made distinct between files; ids stay as in the files.
 
     Raises:
         DataError: as `read_rows` does.
@@ -86,7 +89,7 @@ def read_training(task: Task, paths: Sequence[Path], skip_bad_rows: bool, encodi
 
 
 def _say_if_parts_are_missing(paths: Sequence[Path]) -> None:
-    """Warns where a set is read in part: the name of one of its files does not look as if there were others."""
+    """Warns if only some of the parts of a data set are given, which is easily overlooked."""
     given = defaultdict(set)
     for path in paths:
         found = _PART.fullmatch(path.name)
@@ -117,10 +120,10 @@ def _report_skipped(task: Task, path: Path, kept: int) -> None:
 
 
 def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> None:
-    """Sets the options that a task was trained with, but for columns that are others now.
+    """Sets the options that a task was trained with, except for columns given in ``options``.
 
     Raises:
-        InputError: columns of a task that has none to choose.
+        InputError: columns are given for a task that does not have them.
     """
     given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
     idle = next((name for name in given if not hasattr(task, name)), None)
@@ -130,13 +133,16 @@ def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> N
 
 
 class Trained:
-    """A task with a fine-tuned model of it, which is loaded when rows are there to predict.
+    """A task with a fine-tuned model, which is loaded by `load`, after the rows were read.
 
     Args:
-        labelled: rows will have labels.
+        name: the task.
+        run: the directory of a run or of a model.
+        options: those of the command.
+        labelled: whether the rows have labels.
 
     Raises:
-        InputError: a model of another task, or an option that is not the task's.
+        InputError: the model is for another task, or an option is not one of the task.
     """
 
     def __init__(self, name: str, run: Path, options: PredictOptions, *, labelled: bool):
@@ -156,7 +162,7 @@ class Trained:
         trained = recipe.get("task", name)
         if trained != name:
             raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
-        # Before the rows are read: a label that the model does not know is then refused with its line.
+        # Before the rows are read, so that a label that the model does not know is refused with its line.
         self.task.restore(read_config(self._directory))
         self.task.predicting = not labelled
         names = ("max_seqlen", *(f.name for f in dataclasses.fields(TaskOptions)))
@@ -170,7 +176,7 @@ class Trained:
             self.task.null_threshold = options.null_threshold
 
     def load(self) -> None:
-        """Loads the model and fits the task to it."""
+        """Loads the tokenizer and the model, and adapts the task to the model."""
         from .. import load_tokenizer
 
         self._tokenizer = load_tokenizer(self._directory)
@@ -182,13 +188,14 @@ class Trained:
         """The predictions for rows, and the mean loss.
 
         Args:
-            advance: of `progress`.
-            whole: these are all rows.
+            rows: the rows to predict.
+            advance: the function that `progress` yields.
+            whole: whether these are all rows.
         """
         examples = self.task.encode(rows, self._tokenizer, self._max_seqlen)
         if whole:
             advance(0, len(examples))
-        elif len(examples) != len(rows):  # the bar counts rows, and a row may be several windows
+        elif len(examples) != len(rows):  # the bar counts rows, of which one may be several windows
             advance_rows = advance
 
             def advance(count: int) -> None:
@@ -201,7 +208,7 @@ class Trained:
 def evaluate_file(
     name: str, run: Path, data: Path, options: PredictOptions
 ) -> tuple[Task, list[Row], list, float | None]:
-    """Reads the rows, loads the model, predicts; returns the task, the rows, the predictions and the mean loss."""
+    """Reads the rows, loads the model and predicts. Returns the task, the rows, the predictions and the mean loss."""
     trained = Trained(name, run, options, labelled=True)
     rows = read_rows(trained.task, data, options.skip_bad_rows, options.fallback_encoding, labelled=True)
     trained.load()
@@ -214,11 +221,10 @@ def evaluate_file(
 def predicted(
     name: str, run: Path, data: Path, options: PredictOptions
 ) -> Iterator[tuple[Task, Iterable[Row], Iterable]]:
-    """The task, the rows of a file and their predictions, in the order of the rows. Those of a task that streams come
-    as they are computed, window by window, and are held no longer.
+    """Yields the task, the rows of a file and their predictions, in the order of the rows. For a task that streams,
+    both are iterators, and a window of rows is kept only until it is consumed.
 
-    A file is looked through before anything is computed, so that a bad row far down costs nothing; what comes through a
-    pipe cannot be.
+    A file is checked before anything is computed, so that a bad row is found at once; a pipe cannot be read twice.
     """
     trained = Trained(name, run, options, labelled=False)
     task, count = trained.task, None
@@ -230,7 +236,7 @@ def predicted(
             _report_skipped(task, data, count)
         rows = _fresh_rows(task, data, options)
         parts = windows(rows, lambda row: characters_of(row.texts))
-    parts = itertools.chain([next(parts)], parts)  # what is wrong at the beginning is told before the model is loaded
+    parts = itertools.chain([next(parts)], parts)  # errors in the first rows are raised before the model is loaded
     trained.load()
     with progress(f"{name}: predicting", count, "rows") as advance:
 
@@ -243,7 +249,7 @@ def predicted(
             if task.streams and count is None:
                 _report_skipped(task, data, kept)
 
-        # Both are read in step, so that one pair waits between them and no more.
+        # Both iterators are advanced together, so tee keeps at most one pair.
         of_rows, of_predictions = itertools.tee(pairs())
         rows, predictions = (row for row, _ in of_rows), (prediction for _, prediction in of_predictions)
         yield (task, rows, predictions) if task.streams else (task, list(rows), list(predictions))

@@ -1,5 +1,5 @@
-"""Values of options that are numbers, and those that may be absent: what is none is refused in a sentence, and help
-shows the kind of value alone. tyro itself would tell which of Python's types refused the word, and why."""
+"""Parsing of options that are numbers or may be absent. Invalid words are refused in one sentence, and help shows only
+the kind of value; tyro itself would report Python types and exceptions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from ..errors import InputError
 
 ABSENT = "None"
-"""The word for no value, which takes back what a file of options gives."""
+"""The word for no value, which overrides a value from a file of options."""
 
 _KINDS = {int: ("INT", "a whole number such as 20000"), float: ("FLOAT", "a number such as 0.1 or 2e-5")}
 
 
 class Unfit(InputError):
-    """A word that is no number; the message does not name the option."""
+    """A word that is not a number; the message does not name the option."""
 
 
 def registry() -> ConstructorRegistry:
-    """The rules, which hold inside a `with` of what is returned."""
+    """tyro's registry with these rules; a context manager, inside which they apply."""
     rules = ConstructorRegistry()
     rules.primitive_rule(_number)
     rules.primitive_rule(_optional)
@@ -60,7 +60,7 @@ _TEXT = PrimitiveConstructorSpec(
 
 
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """A number, a text or a path of `_paths`, or none. What else may be absent is left to tyro, which lists choices."""
+    """The rule for an optional number, string or path of `_paths`; other optional types are left to tyro."""
     parts = typing.get_args(info.type)
     if info.type_origin not in (typing.Union, types.UnionType) or len(parts) != 2 or type(None) not in parts:
         return None

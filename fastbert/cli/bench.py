@@ -1,4 +1,4 @@
-"""``fastbert bench``: throughput beside the peers installed on this machine."""
+"""``fastbert bench``: speed, compared with other libraries installed on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from ..errors import InputError
 from ._paths import InputPath, OutputPath
 
-# Options that not every benchmark reads, and which do.
+# Options that only some benchmarks read, and which those are.
 _READ_BY = {
     **dict.fromkeys(("model", "rounds", "only", "peers", "preload"), ("inference", "training")),
     **dict.fromkeys(("corpus", "vocab", "mb"), ("data",)),
@@ -25,10 +25,10 @@ _READ_BY = {
 class Bench:
     """Measures inference, training, kernels and data against the libraries installed here.
 
-    All variants take turns (A-B-A-B), each in a process of its own, on the same weights; each is compared with float64
-    first, and one that is wrong gets no figure. Speeds count real tokens, no padding. Libraries that are not installed
-    are named in the table with the reason: pip install 'fastbert[bench]' brings them.
-    OUT/bench.json holds every figure, OUT/bench.md the tables, OUT/bench.png a picture.
+    All variants take turns (A-B-A-B), each in its own process, on the same weights; each is compared with float64
+    first, and one that is wrong gets no figure. Speeds count real tokens, not padding. Libraries that are not installed
+    are listed in the table with the reason: pip install 'fastbert[bench]' installs them. OUT/bench.json holds every
+    figure, OUT/bench.md the tables, OUT/bench.png a picture.
 
     Example:
         fastbert bench --quick
@@ -73,7 +73,7 @@ class Bench:
 
 
 def run(args: Bench) -> None:
-    """Runs the benchmark; prints tables on stdout, what is being done on stderr, and the paths written."""
+    """Runs the benchmark; prints tables and the paths written on stdout, and progress on stderr."""
     _refuse_idle(args)
     if args.what == "report":
         _report(args)
@@ -102,7 +102,7 @@ def _measure(args: Bench) -> None:
     with console.status("starting") as status:
 
         def say(line: str) -> None:
-            # Where nobody watches a spinner, a log wants lines.
+            # A spinner on a terminal, lines in a log.
             if console.is_terminal:
                 status.update(line)
             else:
@@ -122,7 +122,7 @@ def _measure(args: Bench) -> None:
             mb=args.mb,
         )
         document = run_bench(request, results.command_line(), say)
-    # A table cut at 80 columns by a pipe would lose its figures.
+    # In a pipe, rich would cut tables at 80 columns and lose figures.
     screen = Console()
     table.show(document, screen if screen.is_terminal else Console(width=150))
     results.write_document(document, args.out / "bench.json")
@@ -134,9 +134,9 @@ def _measure(args: Bench) -> None:
 
 
 def _refuse_idle(args: Bench) -> None:
-    """Raises InputError for an option that was given and that nothing of what is measured reads."""
+    """Raises InputError for an option that was given and that no benchmark of this call reads."""
     measured = ("inference", "training", "kernels", "data") if args.what == "all" else (args.what,)
-    if args.only:  # names workloads, of which kernels and data have none: `all` leaves them out
+    if args.only:  # kernels and data have no workloads, so `all` leaves them out
         measured = tuple(kind for kind in measured if kind in _READ_BY["only"]) or measured
     for option in fields(Bench):
         readers = _READ_BY.get(option.name, measured)

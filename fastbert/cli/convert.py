@@ -1,4 +1,4 @@
-"""``fastbert convert``: a model from one published format to another."""
+"""``fastbert convert``: converts a model from one published format to another."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Convert:
     to: Literal["safetensors", "pickle", "tf1", "onnx", "sentence-transformers"] = "safetensors"
     """The format to write."""
     config: Annotated[InputPath | None, arg(metavar="FILE")] = None
-    """config.json or bert_config.json, where it is not beside the weights."""
+    """config.json or bert_config.json, if it is not beside the weights."""
 
 
 def run(args: Convert) -> None:
-    """Converts, says what was not used, ends with the path."""
+    """Converts the model; prints the tensors that were not used on stderr, and the path on stdout."""
     import sys
 
     from ..interop.convert import convert

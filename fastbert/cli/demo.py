@@ -1,4 +1,4 @@
-"""``fastbert demo``: a small BERT trained and used, with no download."""
+"""``fastbert demo``: trains and uses a small BERT, without a download."""
 
 from __future__ import annotations
 

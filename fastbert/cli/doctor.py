@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Doctor:
-    """Shows what was found on this machine, which backend serves each op, and why not another.
+    """Shows what was found on this machine, which backend serves each op, and why the others do not.
 
     Example:
         fastbert doctor
@@ -17,7 +17,7 @@ class Doctor:
     """
 
     json: bool = False
-    """Print the whole of it as JSON, for scripts and bug reports."""
+    """Print everything as JSON, for scripts and bug reports."""
 
 
 def run(args: Doctor) -> None:
@@ -34,7 +34,7 @@ def run(args: Doctor) -> None:
 
 
 def show(found: Mapping) -> None:
-    """One table a section: dictionaries as two columns, lists of dictionaries as rows, the rest as lines."""
+    """Prints a table for each section: dictionaries as two columns, lists of dictionaries as rows, others as lines."""
     from rich.console import Console
 
     console = Console()

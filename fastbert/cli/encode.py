@@ -32,17 +32,17 @@ class Encode:
     normalize: Literal["yes", "no"] | None = None
     """Whether vectors are scaled to length 1; by default as the directory says, else no."""
     prompt_name: str | None = None
-    """The directory's prompt to put in front of every text, such as query; by default the one that it names."""
+    """The directory's prompt to put before every text, such as query; by default the one that it names."""
     prompt: str | None = None
-    """A text to put in front of every text, instead of a named prompt; '' for none."""
+    """A text to put before every text, instead of a named prompt; '' for none."""
     token_budget: int | None = None
     """Tokens computed at a time; by default 4096, or 512 a thread on a CPU with more than eight threads."""
     batch_invariant: bool = False
-    """Compute the same bits for a line whatever the other lines are."""
+    """Compute bit-identical vectors for a line, whatever the other lines are."""
 
 
 def run(args: Encode) -> None:
-    """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
+    """Streams the file through the sentence encoder; the result is written atomically."""
     from .. import SentenceEncoder
     from ..data.chunks import windows
     from ..errors import DataError
@@ -55,7 +55,7 @@ def run(args: Encode) -> None:
 
     check_writable(args.out, args.file)
     normalize = None if args.normalize is None else args.normalize == "yes"
-    # Older sentence-transformers directories have the model in one of their own, 0_Transformer.
+    # Older sentence-transformers directories have the model in a subdirectory, 0_Transformer.
     directory = args.model if (args.model / "modules.json").is_file() else model_directory(args.model)
     encoder = SentenceEncoder.from_pretrained(
         directory, precision=args.precision, pooling=args.pooling, normalize=normalize

@@ -1,4 +1,4 @@
-"""``fastbert evaluate``: a task's official metric, of a model or of a file of predictions."""
+"""``fastbert evaluate``: a task's official metric for a model or for a file of predictions."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Evaluate(PredictOptions):
     na_prob: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """squad2, with --predictions: the probability of no answer for each question, as JSON."""
     na_prob_threshold: float = 1.0
-    """squad2, with --na-prob: a probability above it makes the prediction "no answer"."""
+    """squad2, with --na-prob: the prediction is "no answer" if its probability is above this."""
     report: Annotated[OutputPath | None, arg(metavar="DIR")] = None
-    """A directory for what `finetune` also writes: metrics, predictions, tables and the wrongly predicted rows."""
+    """A directory for the same files as by `finetune`: metrics, predictions, tables and the wrongly predicted rows."""
 
 
 def run(args: Evaluate) -> None:
@@ -76,7 +76,7 @@ def _check_options(args: Evaluate) -> None:
         raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
     if args.na_prob is None:
         refuse_given(args, "na_prob_threshold", because="--na-prob, got it without")
-    if math.isnan(args.na_prob_threshold):  # no probability is above it
+    if math.isnan(args.na_prob_threshold):  # every comparison with it would be false
         raise InputError("--na-prob-threshold must be a number, got nan")
     if args.predictions is not None:
         names = ("max_seqlen", "token_budget", "precision", "null_threshold")

@@ -39,7 +39,7 @@ class Extract:
 
 
 def run(args: Extract) -> None:
-    """Streams the file through the model; the two results appear together at the end, or not at all."""
+    """Streams the file through the model; both results are written atomically."""
     from .. import hardware, load_tokenizer
     from ..errors import DataError
     from ..models.encoders import load_encoder

@@ -57,7 +57,7 @@ def run(args: FillMask) -> None:
                 except InputError as error:
                     raise DataError(f"standard input, line {number}: {error}") from error
         return
-    # All texts first: a bad one must not leave half an answer behind.
+    # All texts are computed first, so that an error leaves no partial output.
     answers = [answer(text) for text in args.texts]
     for text, masks in zip(args.texts, answers, strict=True):
         _show(text, masks, args.json)

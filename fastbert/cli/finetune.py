@@ -1,4 +1,4 @@
-"""``fastbert finetune``: a task from a pre-trained model."""
+"""``fastbert finetune``: fine-tunes a pre-trained model on a task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Finetune", "defaults", "run"]
 
 
 def run(args: Finetune) -> None:
-    """Fine-tunes in this process, or in those that torchrun or deepspeed started: the first prints and writes."""
+    """Fine-tunes in this process, or in those of torchrun or deepspeed, of which the first prints and writes."""
     import contextlib
     import os
 
@@ -36,7 +36,7 @@ def run(args: Finetune) -> None:
 
 
 def _run(args: Finetune) -> None:
-    """Fine-tunes. Errors come before anything is read where they can, else before anything is written."""
+    """Fine-tunes. Errors are raised before anything is read if possible, else before anything is written."""
     from ..tasks import registry
     from ..tasks.batching import hold_out
     from ..tasks.runs import started
@@ -54,7 +54,7 @@ def _run(args: Finetune) -> None:
     directory = model_directory(args.model)
     task.configure(config)
     _check_model(args, task, directory)
-    if args.features != "all" or args.resume is None:  # else each of its trainings has a directory of its own
+    if args.features != "all" or args.resume is None:  # else each of its trainings has its own directory
         with started(args.out, args.resume):
             pass
     policy = args.skip_bad_rows, args.fallback_encoding
@@ -74,7 +74,7 @@ def _run(args: Finetune) -> None:
 
 
 def _check_model(args: Finetune, task: Task, directory: Path) -> None:
-    """Raises InputError where the model cannot do what is asked of it."""
+    """Raises InputError if the model cannot be used with these options."""
     from .. import load_tokenizer
     from ..models.encoders import read_config
     from ..tasks.base import check_fit

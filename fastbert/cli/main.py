@@ -1,7 +1,7 @@
-"""Entry point of ``fastbert``: finds the command, parses its options, turns every failure into one sentence.
+"""Entry point of ``fastbert``: finds the command, parses its options, and turns every failure into one sentence.
 
 A command is a module of this package with a dataclass named after it (``fill-mask`` -> ``FillMask``) and ``run(args)``.
-Modules are imported only when their command is asked for, and import torch only inside ``run``, so help is quick.
+A module is imported only for its own command, and imports torch only inside ``run``, so that help is quick.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def run_command(command: str, argv: Sequence[str]) -> None:
         SystemExit: help was asked for, or an option could not be read.
     """
     module, options = _command_module(command), command_class(command)
-    from ._paths import refuse_unfit  # where the package tyro is not installed, the command says so
+    from ._paths import refuse_unfit  # imports tyro, which may not be installed
 
-    # A command that reads options from a file says here what they are.
+    # A command may take the defaults of its options from a file.
     default = module.defaults(argv) if hasattr(module, "defaults") else None
     found = parse(options, f"fastbert {command}", argv, default)
     refuse_unfit(found)
@@ -96,11 +96,17 @@ def run_command(command: str, argv: Sequence[str]) -> None:
 
 
 def parse(options: type, prog: str, argv: Sequence[str], default=None):
-    """An instance of the dataclass from the command line; options that are not given are those of ``default``.
+    """Parses the command line into an instance of the dataclass.
+
+    Args:
+        options: the dataclass.
+        prog: the command's name in messages.
+        argv: the words of the command line.
+        default: an instance with the values of options that are not given.
 
     Raises:
-        FastbertError: the dataclass refused a value, in its own words; tyro would put a box around them.
-        SystemExit: tyro answered and said why.
+        FastbertError: the dataclass refused a value; its own message is raised, around which tyro would put a box.
+        SystemExit: tyro printed help or an error.
     """
     import tyro
 
@@ -115,13 +121,13 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
                 prog=prog,
                 args=list(argv),
                 **({} if default is None else {"default": default}),
-                # tyro's own reading of a docstring drops the example.
+                # tyro would drop the example from the docstring.
                 description=_wrapped(_docstring(options)),
             )
     except SystemExit as stop:
         cause = stop.__context__
         while cause is not None:
-            if isinstance(cause, Unfit):  # what makes a number from a word does not know which option it is for
+            if isinstance(cause, Unfit):  # the function that converts a word does not know the option's name
                 option = re.search(r"Error\s+parsing[^-]+(--[\w.-]+)", told.getvalue())
                 raise InputError(f"{option[1]}: {cause}" if option else str(cause)) from None
             if isinstance(cause, FastbertError):
@@ -133,16 +139,16 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
 
 
 def _docstring(options: type) -> str:
-    """The docstring of a command; under ``python -OO``, which strips them, that of its source."""
+    """The docstring of a command; under ``python -OO``, which strips docstrings, it is read from the source."""
     if sys.flags.optimize < 2:
         return inspect.cleandoc(options.__doc__ or "")
     return ast.get_docstring(parse_python(inspect.getsource(options)).body[0]) or ""
 
 
 def _wrapped(text: str) -> str:
-    """A text whose paragraphs end their lines where the screen ends, as the options below them do.
+    """Wraps the paragraphs of a text at the width of the terminal, as tyro does with options.
 
-    tyro joins lines but for those that begin with a blank, so the second line of a paragraph and all that follow do.
+    tyro joins lines unless they begin with a space, so all lines of a paragraph but the first do.
     """
     lines = [""]
     for line in text.split("\n"):
@@ -160,14 +166,14 @@ def _wrapped(text: str) -> str:
 
 
 def _lists(options: type) -> dict[str, set[str]]:
-    """The options of several values: by the names of their fields, what they may be called."""
+    """The options with several values: name of the field -> the option's possible names."""
     fields = (field for field in dataclasses.fields(options) if ", ...]" in field.type)
     return {field.name: {f"--{field.name}", f"--{field.name.replace('_', '-')}"} for field in fields}
 
 
 def _check_lists(found: object, argv: Sequence[str]) -> None:
-    """Raises InputError for an option of several values that has none, which tyro passes over, or is there twice, of
-    which tyro keeps the last."""
+    """Raises InputError for an option with several values that has no value, which tyro accepts, or that is given
+    twice, of which tyro keeps the last."""
     for field, names in _lists(type(found)).items():
         given = sum(word.partition("=")[0] in names for word in argv)
         if given and not getattr(found, field):
@@ -177,7 +183,7 @@ def _check_lists(found: object, argv: Sequence[str]) -> None:
 
 
 def _check_taken(options: type, argv: Sequence[str], told: str) -> None:
-    """Raises InputError where tyro misses a word that belongs to no option, and one of several values has taken it."""
+    """Raises InputError if tyro misses a positional argument that an option with several values has taken."""
     alone = (field.name.upper() for field in dataclasses.fields(options) if field.type.startswith("Positional"))
     missing = next((name for name in alone if re.search(rf"^\W*{name}\W*$", told, re.MULTILINE)), None)
     names = set().union(*_lists(options).values())
@@ -193,7 +199,7 @@ def _check_taken(options: type, argv: Sequence[str], told: str) -> None:
 
 
 def _join_lines_of_help(options: type) -> None:
-    """Puts an option's docstring of several lines on one: tyro keeps the breaks, since the later lines are indented."""
+    """Joins the lines of options' docstrings: tyro would keep the line breaks, since the later lines are indented."""
     import docstring_parser
 
     described = {}
@@ -207,14 +213,14 @@ def _join_lines_of_help(options: type) -> None:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """What went wrong as a sentence for a person, and the exit status: 2 for bad input, 1 for a bug of ours."""
+    """An error as one sentence, and the exit status: 2 for bad input, 1 for a bug of ours."""
     if isinstance(error, FastbertError):
         return str(error), EXIT_BAD_INPUT
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename is not None else reason, EXIT_BAD_INPUT
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
-        # What a command line or a directory has in another encoding; TensorBoard takes no such names.
+        # From a command line or a directory in another encoding; TensorBoard refuses such names.
         return f"expected names and texts in UTF-8, got {error.object[:100]!r}", EXIT_BAD_INPUT
     # Rust libraries (safetensors, tokenizers) report the operating system's error as text.
     reported = re.search(r"\b(?:code: |os error )(\d+)\b", str(error))
@@ -233,28 +239,29 @@ def _fail(message: str, status: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the return value is the exit status: 0, 1 a bug, 2 bad input, 130 interrupted."""
+    """Runs one command. Returns the exit status: 0, 1 for a bug, 2 for bad input, 130 if interrupted, 141 if the reader
+    of standard output has ended."""
     argv = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
     status = EXIT_BROKEN_PIPE
-    with contextlib.suppress(BrokenPipeError):  # the reader (head, less) has gone: that is no failure of ours
+    with contextlib.suppress(BrokenPipeError):  # the reader (head, less) has ended, which is not an error
         status = _main(argv)
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Python would try again when it ends and complain, hence the null device in its place.
+        # Python flushes again when it ends and would report the error, so the stream is redirected to the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return EXIT_BROKEN_PIPE
-        # A command that met the full disk itself has said so.
+        # If the command itself failed because of the full disk, it has reported that.
         status = status or _fail(f"standard output: {error.strerror}", EXIT_BAD_INPUT)
     return status
 
 
 def _open_closed_streams() -> None:
-    """Where a process was started without one of its streams (``>&-``, some daemons) Python has None in its place: what
-    is read there is empty then, and what is written goes nowhere."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+    """Replaces standard streams that the process was started without (``>&-``, some daemons), which are None in Python,
+    by the null device."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
 
@@ -264,7 +271,7 @@ def _main(argv: list[str]) -> int:
     try:
         return _answer(argv)
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # rich answers a reader that has gone by an exit with 1
+        if isinstance(stop.__context__, BrokenPipeError):  # rich exits with 1 if the reader has ended
             return EXIT_BROKEN_PIPE
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else _fail(str(stop.code), 1)
     except BrokenPipeError:
@@ -276,13 +283,13 @@ def _main(argv: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        # One sentence for a run of many processes, from the one that found out.
+        # A run of several processes prints one sentence, from the process that failed.
         return EXIT_BAD_INPUT if getattr(error, "told_by_another_rank", False) else _fail(*explain(error))
 
 
 def _shown(error: UnicodeEncodeError) -> tuple[str | bytes, int]:
-    """What is printed in place of a character that the terminal's encoding has not; a name of a file that is no UTF-8
-    is printed as it came."""
+    """The error handler for printing: bytes of file names that are not UTF-8 are printed unchanged, and other
+    characters that the terminal's encoding lacks as escapes."""
     one = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
     try:
         return codecs.lookup_error("surrogateescape")(one)
@@ -292,8 +299,8 @@ def _shown(error: UnicodeEncodeError) -> tuple[str | bytes, int]:
 
 def _answer(argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        # What waits to be printed is written for this, so that a full disk may be met here. Files are read and written
-        # in UTF-8 whatever the locale is, and so are pipes; a terminal gets what it can show.
+        # Reconfiguring flushes the stream, so a full disk may be reported here. Files and pipes are in UTF-8 whatever
+        # the locale is; a terminal gets its own encoding.
         encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
         codecs.register_error(__name__, _shown)
         sys.stdout.reconfigure(encoding=encoding, errors=__name__)
@@ -307,13 +314,13 @@ def _answer(argv: list[str]) -> int:
 
         print(f"fastbert {__version__}")
         return 0
-    if argv[0].startswith("--local_rank="):  # deepspeed's launcher puts it before everything else
+    if argv[0].startswith("--local_rank="):  # deepspeed's launcher puts it before the command
         argv = argv[1:]
     command = argv[0] if argv else ""
     if command not in COMMANDS:
         return _fail(f"no such command: {command}; known are {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
-    if sys.platform == "win32":  # which has neither the file locks nor all the signals that a run relies on
-        return _fail("expected Linux or macOS for its commands, got Windows, in whose WSL they run", EXIT_BAD_INPUT)
+    if sys.platform == "win32":  # which lacks file locks and some of the signals that a run relies on
+        return _fail("expected Linux or macOS, got Windows: run the commands in WSL", EXIT_BAD_INPUT)
     run_command(command, argv[1:])
     return 0
 

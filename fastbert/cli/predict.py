@@ -35,7 +35,7 @@ class Predict(PredictOptions):
 
 
 def run(args: Predict) -> None:
-    """Streams the rows of tasks that can; the predictions appear in a file at the end, or not at all."""
+    """Streams the rows if the task can; a file of predictions is written atomically."""
     from ..result_files import check_writable
     from ..signals import removed_on_sigterm
     from ..tasks import registry

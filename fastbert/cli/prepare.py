@@ -1,4 +1,4 @@
-"""``fastbert prepare``: token shards from text."""
+"""``fastbert prepare``: converts text to token shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._paths import InputPath, OutputPath
 
 @dataclass
 class Prepare:
-    """Turns text files into token shards with document and sentence boundaries, for pre-training.
+    """Converts text files to token shards with document and sentence boundaries, for pre-training.
 
     A text file has one sentence or paragraph a line and a blank line between documents; .jsonl with a "text" field,
     .gz of both, .parquet, and directories are read too. Paragraphs are split into sentences.
@@ -28,9 +28,9 @@ class Prepare:
     vocab: Annotated[InputPath, arg(metavar="PATH")]
     """A vocab.txt, a tokenizer.json, a vocab.json with its merges.txt, or a directory that holds one."""
     out: Annotated[OutputPath, arg(metavar="DATA")]
-    """The directory to write; it appears whole or not at all."""
+    """The directory to write; on failure nothing is left of it."""
     heldout: float = 0.0
-    """Share of the documents kept for evaluation, chosen by a hash of their text; 0.02 is usual."""
+    """Share of the documents to hold out for evaluation, chosen by a hash of their text; 0.02 is usual."""
     num_workers: int | None = None
     """Processes; by default one for each core."""
     errors: Literal["strict", "replace"] = "strict"
@@ -72,7 +72,7 @@ def run(args: Prepare) -> None:
             f"{counted(count['tokens'], 'token')}, {counted(len(manifest.splits[split]), 'shard')}"
         )
     print(f"[UNK]: {100 * manifest.unknown_tokens / tokens:.3f} % of the tokens")
-    if manifest.special_ids.mask != manifest.special_ids.sep:  # a GPT's vocabulary has nothing to mask with
+    if manifest.special_ids.mask != manifest.special_ids.sep:  # a GPT's vocabulary has no mask token
         print(f"masking by default: {_default_shares(args.out)}")
     print(args.out)
 
@@ -88,5 +88,5 @@ def _default_shares(directory: Path) -> str:
     manifest = replace(whole.manifest, splits={"train": whole.manifest.splits["train"][:1]})
     shards = ShardSet(whole.directory, "train", manifest)
     config = PretrainingConfig(nsp=shards.num_documents > 1)
-    # Once through a small corpus is what there is to see; a large one shows itself in a million tokens.
+    # One epoch of a small corpus is enough, and so are a million tokens of a large one.
     return str(realised_shares(PretrainingData(shards, config), max_tokens=min(1_000_000, shards.num_tokens)))

@@ -1,4 +1,4 @@
-"""``fastbert pretrain``: masked LM and next-sentence prediction on prepared data."""
+"""``fastbert pretrain``: pre-trains by masked LM and next-sentence prediction on prepared data."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Pretrain(PretrainConfig):
     """
 
     recipe: Annotated[str | None, arg(metavar="NAME")] = None
-    """Options of a recipe that comes with fastbert; list = show which there are. Options given here win."""
+    """A recipe that comes with fastbert, whose options the command line overrides; list = show the recipes."""
     config: Annotated[InputPath | None, arg(metavar="FILE")] = None
-    """A YAML file of options; those given on the command line win."""
+    """A YAML file of options, which the command line overrides."""
     plan: bool = False
-    """Print what the run comes to, and do not run: steps, tokens, memory of a rank by part, time."""
+    """Print the plan of the run (steps, tokens, memory of a rank by part, time) and do not run it."""
     plan_ranks: int = 1
-    """With --plan: processes that train together, each with a device of its own."""
+    """With --plan: the number of processes that train together, each on its own device."""
     plan_throughput: str | None = None
     """With --plan: tokens a second of one rank, from which the time follows; measure = take a few steps here."""
-    # Paths, which the recipe has as texts.
+    # Paths, which are strings in the recipe.
     data: InputName = ""
     out: OutputName = ""
     deepspeed: InputName | None = None
@@ -53,11 +53,11 @@ class Pretrain(PretrainConfig):
     phases: Suppress[tuple[Phase, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Options are checked in `run`: tyro would wrap the sentence in a box of its own."""
+        """Does nothing: options are checked in `run`, since tyro would put a box around the message."""
 
 
 def _value_of(name: str, argv: Sequence[str]) -> str | None:
-    """What the command line gives for an option."""
+    """The value of an option on the command line; None if it is not given."""
     for position, word in enumerate(argv):
         found, equals, value = word.partition("=")
         following = argv[position + 1 : position + 2]
@@ -67,16 +67,16 @@ def _value_of(name: str, argv: Sequence[str]) -> str | None:
 
 
 def _file(recipe: str | None, config: str | Path | None) -> Path | None:
-    """Where options come from that the command line does not give."""
+    """The file with the defaults of the options, if any."""
     if recipe is not None and config is not None:
         raise InputError("expected --recipe or --config, got both")
     if recipe is not None:
         return None if recipe == "list" else recipes.path(recipe)
-    return Path(config) if config else None  # an empty text is refused where all paths are
+    return Path(config) if config else None  # an empty string is refused later, with all paths
 
 
 def defaults(argv: Sequence[str]) -> Pretrain | None:
-    """The options of the file of --config or --recipe, which the command line may change."""
+    """The options in the file of --config or --recipe, which the command line may override."""
     recipe, config = _value_of("--recipe", argv), _value_of("--config", argv)
     path = _file(recipe, config)
     if path is None:
@@ -87,7 +87,7 @@ def defaults(argv: Sequence[str]) -> Pretrain | None:
 
 
 def _check_reach(config: PretrainConfig, base: PretrainConfig) -> None:
-    """Raises InputError for an option that every phase of the file has a value of its own for."""
+    """Raises InputError for an option that has no effect because every phase of the file sets it."""
     for name in ("lr", "schedule", "token_budget", "accumulate"):
         own = [getattr(phase, name) is not None for phase in config.phases]
         if name == "accumulate":
@@ -95,25 +95,26 @@ def _check_reach(config: PretrainConfig, base: PretrainConfig) -> None:
         if config.phases and all(own) and getattr(config, name) != getattr(base, name):
             raise InputError(
                 f"{option(name)} {getattr(config, name)} would change nothing: every phase of the file "
-                "says its own; copy the file and change it there"
+                "sets its own; copy the file and change it there"
             )
 
 
 def _check_moved(args: Pretrain) -> None:
-    """Raises InputError where the options of a run are to go on that has another name now: it would start anew, under
-    the old one."""
+    """Raises InputError for --resume auto with the config.yaml of a run directory that was renamed: the run would start
+    from the beginning, under its old name."""
     if args.resume != "auto" or args.config is None:
         return
     run, said = args.config.parent, PretrainConfig.from_yaml(args.config).out
     out = Path(os.path.expanduser(said))
     if args.out == said and (run / "checkpoints").is_dir() and not (out / "checkpoints").is_dir():
         raise InputError(
-            f"{args.config} says out: {out}, where no run is to go on with, and lies in one: --out {run} continues it"
+            f"{args.config} says out: {out}, where there is no run to continue, but it is in one: "
+            f"--out {run} continues it"
         )
 
 
 def _plan(args: Pretrain, config: PretrainConfig) -> None:
-    """Prints what the run comes to."""
+    """Prints the plan of the run."""
     throughput = args.plan_throughput
     if throughput not in (None, "measure"):
         try:
@@ -133,7 +134,7 @@ def _plan(args: Pretrain, config: PretrainConfig) -> None:
 
 
 def run(args: Pretrain) -> None:
-    """Pre-trains, or prints the plan of a run (--plan) or the recipes there are (--recipe list)."""
+    """Pre-trains, or prints the plan of a run (--plan) or the list of recipes (--recipe list)."""
     if args.recipe == "list":
         width = max(map(len, recipes.names()))
         for name in recipes.names():
@@ -142,7 +143,7 @@ def run(args: Pretrain) -> None:
     if not args.plan:
         refuse_given(args, "plan_ranks", "plan_throughput", because="--plan, got it without, which would train")
     given = {f.name: getattr(args, f.name) for f in fields(PretrainConfig)}
-    # No shell has seen a ~ that stands in a file of options.
+    # A ~ in a file of options was not expanded by a shell.
     given |= {name: os.path.expanduser(given[name]) for name in _PATHS if given[name]}
     config = PretrainConfig(**given)
     if config.phases:
@@ -154,7 +155,7 @@ def run(args: Pretrain) -> None:
     from ..train.pretrain import pretrain
 
     result = pretrain(config)
-    if not result.paths:  # of a rank that writes nothing
+    if not result.paths:  # this rank writes nothing
         return
     if result.interrupted:
         print(f"stopped by {result.interrupted} after step {result.steps}; go on with --resume auto")

@@ -1,4 +1,4 @@
-"""``fastbert report``: pre-training runs side by side."""
+"""``fastbert report``: compares pre-training runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._paths import InputPath, OutputPath
 class Report:
     """Compares pre-training runs: figures, options in which they differ, and curves in one page.
 
-    Runs that are still going on or were killed can be compared too.
+    Runs that are still in progress or were killed can be compared too.
 
     Example:
         fastbert report RUN

@@ -1,4 +1,4 @@
-"""``fastbert study``: the paper's ablations at the scale asked for."""
+"""``fastbert study``: repeats the paper's ablations at a chosen scale."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._paths import InputPath, OutputPath
 class Study:
     """Repeats a study of the BERT paper on a small scale: pre-trains, fine-tunes, reports beside the paper's figures.
 
-    It may be stopped at any moment: the same command continues where it was. OUT/NAME-SCALE holds report.md,
-    report.html, results.json and the curves; pre-trained models are in the cache, shared by all studies.
+    It may be stopped at any time, and the same command then continues it. OUT/NAME-SCALE holds report.md, report.html,
+    results.json and the curves; pre-trained models are in the cache, which all studies share.
 
     Example:
         fastbert study table5 --scale smoke --data-dir TASKS
@@ -27,8 +27,7 @@ class Study:
     """
 
     names: Positional[Annotated[tuple[str, ...], arg(metavar="NAME...", help_behavior_hint="(required)")]]
-    """Studies that come with fastbert (all = every one of them, list = show which there are), or YAML files of your
-    own."""
+    """Studies that come with fastbert (all = all of them, list = show them), or YAML files of your own."""
     scale: Literal["smoke", "small", "base"] = "smoke"
     """smoke runs every stage in a minute or two and learns nothing; small takes hours on a CPU; base is the paper's
     size, for GPUs."""
@@ -39,19 +38,19 @@ class Study:
     seeds: tuple[int, ...] = ()
     """Seeds to run; by default the study's own."""
     jobs: int = 1
-    """How many pre-trainings and fine-tunings run side by side, each in a process of its own; results are the same."""
+    """How many pre-trainings and fine-tunings run in parallel, each in its own process; the results are the same."""
     threads: int = 1
     """Threads of each job."""
     plan: bool = False
-    """Print tokens and time of every row and the total, from speeds measured here, and do not run."""
+    """Print the tokens and the time of every row and the total, by speeds measured here, and do not run."""
     out: Annotated[OutputPath, arg(metavar="OUT")] = Path("fastbert-studies")
-    """Where reports go, each in a directory NAME-SCALE."""
+    """The directory of the reports, each in a directory NAME-SCALE."""
     cache: Annotated[OutputPath | None, arg(metavar="DIR")] = None
-    """Where prepared data, pre-trained models and finished cells are kept; OUT/cache by default."""
+    """The directory for prepared data, pre-trained models and finished cells; OUT/cache by default."""
 
 
 def run(args: Study) -> None:
-    """Runs the studies, or prints what they come to, and writes their reports."""
+    """Runs the studies and writes their reports, or prints their plan."""
     from ..errors import InputError
     from ..hardware import MOST_PROCESSES
     from ..study import spec
@@ -83,7 +82,7 @@ def run(args: Study) -> None:
 
 
 def _read(args: Study) -> list:
-    """The studies asked for. Raises InputError where two would have one report."""
+    """The studies to run. Raises InputError if two would have the same report."""
     from ..errors import InputError
     from ..study import spec
 
@@ -115,7 +114,7 @@ def _report(args: Study, study) -> Path:
 
 
 def _run(args: Study, work) -> None:
-    """Runs one study to its report."""
+    """Runs one study and writes its report."""
     import sys
 
     from ..study import page, results, senses
@@ -161,7 +160,7 @@ def _list(spec) -> None:
 
 
 def _command() -> str:
-    """The command as it was typed."""
+    """The command line, for the report."""
     import shlex
     import sys
 

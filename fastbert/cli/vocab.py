@@ -1,4 +1,4 @@
-"""``fastbert vocab``: a WordPiece vocabulary from text."""
+"""``fastbert vocab``: trains a WordPiece vocabulary on text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from ._paths import InputPath, OutputPath
 
 OWNERS = ("config.json", "bert_config.json", "manifest.json")
-"""Files of models and of prepared data, whose ids are those of the vocabulary beside them."""
+"""Files of models and of prepared data, which depend on the ids of the vocabulary beside them."""
 
 
 @dataclass
@@ -53,7 +53,8 @@ def run(args: Vocab) -> None:
     files = corpus_files(args.corpus)
     to_file = args.out.suffix == ".txt"
     if args.out.is_dir() if to_file else args.out.is_file():
-        raise InputError(f"{args.out}: expected a .txt file or a directory to write, got the other kind there")
+        there = "a directory" if to_file else "a file"
+        raise InputError(f"{args.out}: expected a .txt file or a directory to write, got {there} of that name")
     vocab = args.out if to_file else args.out / "vocab.txt"
     check_writable(vocab, *files)
     before = vocab.read_bytes() if vocab.is_file() else None
@@ -65,7 +66,7 @@ def run(args: Vocab) -> None:
         return (line for document in read_raw_documents(files, args.errors, advance) for line in document.lines)
 
     letters = None
-    if all(file.is_file() for file in files):  # a pipe can be read once, and its vocabulary is left to chance
+    if all(file.is_file() for file in files):  # a pipe can be read only once, and its vocabulary is not deterministic
         with corpus_progress("counting letters", files) as advance:
             letters = alphabet(lines(advance), not args.cased)
     options = {"min_frequency": args.min_frequency, "alphabet": letters}
@@ -78,4 +79,4 @@ def run(args: Vocab) -> None:
     for path in paths:
         print(path)
     if before is not None and vocab.read_bytes() != before:
-        print(f"{vocab}: another vocabulary stood there and is replaced", file=sys.stderr)
+        print(f"{vocab}: replaced another vocabulary", file=sys.stderr)

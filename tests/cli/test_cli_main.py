@@ -163,7 +163,7 @@ def test_windows_is_refused_in_one_sentence(capsys, monkeypatch):
     assert cli.main(["doctor"]) == 2
     error = capsys.readouterr().err
     assert one_sentence(error)
-    assert "expected Linux or macOS for its commands, got Windows" in error
+    assert "expected Linux or macOS, got Windows" in error
 
 
 def test_unknown_option_exits_2(capsys):

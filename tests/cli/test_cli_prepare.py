@@ -78,7 +78,7 @@ def test_the_vocabulary_of_a_model_or_of_data_is_not_replaced(corpus, tmp_path, 
     (tmp_path / "vocab.txt").write_text("a model's")
     command = ["vocab", str(corpus), "--size", "300", "--out"]
     assert main([*command, str(tmp_path / "vocab.txt")]) == 0
-    assert f"{tmp_path / 'vocab.txt'}: another vocabulary stood there and is replaced\n" in capsys.readouterr().err
+    assert f"{tmp_path / 'vocab.txt'}: replaced another vocabulary\n" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "vocab.txt")]) == 0  # the same one
     assert "replaced" not in capsys.readouterr().err
     (tmp_path / owner).write_text("{}")

@@ -278,7 +278,7 @@ def test_a_run_that_was_renamed_is_not_started_anew_under_its_old_name(place, ca
     (place / "NEW" / "checkpoints").mkdir(parents=True)
     (place / "NEW" / "config.yaml").write_text("steps: 1\nout: OLD\ndata: DATA\n", encoding="utf-8")
     assert main(["pretrain", "--config", "NEW/config.yaml", "--resume", "auto"]) == 2
-    assert "says out: OLD, where no run is to go on with, and lies in one: --out NEW" in capsys.readouterr().err
+    assert "says out: OLD, where there is no run to continue, but it is in one: --out NEW" in capsys.readouterr().err
     for words in (["--out", "NEW"], ["--out", "OTHER"]):
         assert main(["pretrain", "--config", "NEW/config.yaml", "--resume", "auto", *words]) == 2
         assert "DATA: expected data" in capsys.readouterr().err
