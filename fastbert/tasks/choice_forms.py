@@ -60,6 +60,9 @@ FORMS = (
     Form(("question",), ("choices",), "answerKey"),  # ARC, CommonsenseQA, QASC
     Form(("question_stem",), ("choices",), "answerKey"),  # OpenBookQA on hubs
     Form(("question",), ("choices",), "answer"),  # MMLU
+    Form(("passage",), ("options",), "label", "question"),  # AGIEval
+    Form(("question",), ("options",), "label"),  # and where its passage is null
+    Form(("text",), ("options",), "answer", "question"),  # LogiQA 2.0
     Form(("question",), ("options",), "answer_idx"),  # MedQA, whose answer is a text
     Form(("question",), ("options",), "answer"),  # MMLU-Pro
     Form(("question",), ("options",), "correct"),  # AQuA
@@ -83,9 +86,13 @@ FORMS = (
     ),
 )
 _OTHERS = (
-    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, MMLU-Pro, MedQA, MedMCQA, AQuA, DREAM, "
-    "ReClor, QuAIL, LogiQA, SciQ, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI or Story Cloze"
+    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, MMLU-Pro, MedQA, MedMCQA, AQuA, AGIEval, "
+    "DREAM, ReClor, QuAIL, LogiQA, SciQ, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI or Story Cloze"
 )
+_ALONE = (("question",), ("question_stem",))
+"""The contexts of sets whose questions stand alone."""
+_PASSAGES = ("passage", "article", "story", "text", "context", "paragraph", "document", "dialogue")
+"""What sets call the text that a question is about."""
 
 
 def label_column(values: dict[str, Any]) -> str:
@@ -262,6 +269,7 @@ def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
         raise ValueError(
             f"expected all columns of SWAG ({', '.join(REGULAR.columns)}), {_OTHERS}, got {shorten(', '.join(values))}"
         )
+    _check_passage(form, values)
     endings, names = [values[column] for column in form.endings], []
     if len(endings) == 1:
         [endings], names = endings, list(LETTERS)
@@ -279,6 +287,19 @@ def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
             raise
         label = None
     return Row(str(index), (context, *texts), label)
+
+
+def _check_passage(form: Form, values: dict[str, Any]) -> None:
+    """Raises ValueError for a question about a text in a column that the form does not have: without the text it can
+    only be guessed at."""
+    if form.context not in _ALONE:
+        return
+    text = next((name for name in _PASSAGES if isinstance(values.get(name), str) and values[name].strip()), None)
+    if text is not None:
+        raise ValueError(
+            f"expected a question that stands alone, or RACE's columns (article, question, options, answer), got "
+            f"{form.context[0]} and also {text}, which would be left out"
+        )
 
 
 def _is_table(value: Any) -> bool:

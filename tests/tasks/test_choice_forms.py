@@ -107,6 +107,21 @@ PUBLISHED = {
         ("C", "Q? a", "Q? b", "Q? c", "Q? d"),
         "2",
     ),
+    "LogiQA 2.0": (
+        {"id": 218, "text": "C", "type": {"x": True}, "question": "Q?", "options": list("abcd"), "answer": 3},
+        ("C", "Q? a", "Q? b", "Q? c", "Q? d"),
+        "3",
+    ),
+    "AGIEval": (
+        {"passage": "C", "question": "Q?", "options": ["(A)a", "(B)b"], "label": "B", "answer": None, "other": None},
+        ("C", "Q? (A)a", "Q? (B)b"),
+        "1",
+    ),
+    "AGIEval's questions without a passage": (
+        {"passage": None, "question": "Q?", "options": ["(A)a", "(B)b"], "label": "A", "answer": None, "other": None},
+        ("Q?", "(A)a", "(B)b"),
+        "0",
+    ),
     "Story Cloze": (CLOZE | {"AnswerRightEnding": 1}, ("S1. S2. S3. S4.", "E1.", "E2."), "0"),
 }
 
@@ -151,6 +166,10 @@ def test_columns_of_a_csv(name, tmp_path):
         (ART | {"hyp1": ""}, "expected 2 endings, got an empty one"),
         (ART | {"obs2": None}, "expected a second observation in obs2, got an empty one"),
         ({"observation_1": "A.", "hypothesis_1": "B.", "hypothesis_2": "C."}, "expected a second observation"),
+        (
+            {"story": "S", "question": "Q?", "choices": ["a", "b"], "answer": "A"},
+            "expected a question that stands alone, .* got question and also story, which would be left out",
+        ),
         ({"article": "A", "questions": ["q"]}, "expected all columns of SWAG .*, got article, question"),
     ],
 )
