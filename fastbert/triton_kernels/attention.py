@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import attention_dropout
 from .attention_dropout import load_keep
-from .common import add_product, cdiv, empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient, whole
+from .common import add_product, cdiv, empty_rng, exp2, keep_bits, kernel, next_power_of_2, own_block, quotient, whole
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -90,10 +90,7 @@ def _attention_fwd_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    head, sequence = tl.program_id(1), tl.program_id(2)
-    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
-    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
-    first_row = tl.program_id(0) * BLOCK_M
+    head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
     rows = first_row + tl.arange(0, BLOCK_M)
@@ -169,10 +166,7 @@ def _attention_fwd_block_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """The same for sequences of at most BLOCK_N tokens: all scores of a row are there at once."""
-    head, sequence = tl.program_id(1), tl.program_id(2)
-    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
-    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
-    first_row = tl.program_id(0) * BLOCK_M
+    head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
     rows = first_row + tl.arange(0, BLOCK_M)

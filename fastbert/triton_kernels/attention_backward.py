@@ -21,7 +21,7 @@ from torch import Tensor
 from . import attention_dropout
 from .attention import LOG2E, launches, load_rows, precision, store_rows
 from .attention_dropout import load_keep
-from .common import add_product, arch, cdiv, empty_rng, exp2, keep_bits, kernel, next_power_of_2
+from .common import add_product, arch, cdiv, empty_rng, exp2, keep_bits, kernel, next_power_of_2, own_block
 
 # Triton 3.3 takes 16 to 32 KiB more on Ampere: with loads ahead, 112, where GPUs of capability 8.6 and 8.9 have 99.
 _STAGES = 1 if triton.__version__.startswith("3.3.") else 2
@@ -158,10 +158,7 @@ def _attention_bwd_dkdv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    head, sequence = tl.program_id(1), tl.program_id(2)
-    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
-    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
-    first_column = tl.program_id(0) * BLOCK_N
+    head, start, length, first_column = own_block(cu_seqlens_ptr, BLOCK_N)
     if first_column >= length:
         return
     columns = first_column + tl.arange(0, BLOCK_N)
@@ -269,10 +266,7 @@ def _attention_bwd_dq_kernel(
     """In ONE_PASS one block of queries is the whole sequence: a block of keys has its dK and dV from it alone.
     Otherwise what `_scores` takes of each row is left for the kernel of keys, and neither dk nor dv is touched.
     """
-    head, sequence = tl.program_id(1), tl.program_id(2)
-    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
-    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
-    first_row = tl.program_id(0) * BLOCK_M
+    head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
     rows = first_row + tl.arange(0, BLOCK_M)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import _philox, cdiv, kernel
+from .common import _philox, cdiv, kernel, own_block
 
 # Columns of which every row has whole words, so that no tile of 16 to 128 keys reads across its row's end.
 COLUMNS = 128
@@ -41,10 +41,7 @@ def _bits_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    head, sequence = tl.program_id(1), tl.program_id(2)
-    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
-    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
-    first_row = tl.program_id(0) * BLOCK_M
+    head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
     rows = first_row + tl.arange(0, BLOCK_M)

@@ -255,6 +255,18 @@ def own_rows(program, programs, rows_each, M, BLOCK_M: tl.constexpr, INTERLEAVED
         return first, tl.minimum(first + rows_each, M), tl.full((), BLOCK_M, tl.int64)
 
 
+@triton.jit
+def own_block(cu_seqlens_ptr, BLOCK: tl.constexpr):
+    """(head, first token of its sequence, that sequence's length, first row of its block within the sequence) of an
+    attention kernel's program. Their grid is (blocks of the longest sequence, heads, sequences): the kernel itself must
+    return where its block begins at or past the end of a shorter sequence.
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
+    return head, start, length, tl.program_id(0) * BLOCK
+
+
 def whole(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:
     """Vectors as kernels read them, which take no stride: numbers side by side."""
     return [None if x is None else x.contiguous() for x in vectors]
