@@ -1,9 +1,9 @@
-"""The dropout's bits of attention's probabilities, drawn once into memory where several kernels or blocks need them.
+"""The dropout's bits for attention's probabilities, drawn once into memory where several kernels or blocks need them.
 
-The forward pass and both kernels of the backward pass take the same bits. Drawing them takes some 14 instructions for
-each of a kernel's scores, which bound its time, and an exchange between the threads that draw and those that use them;
-reading a bit takes two. A bit of memory for each score is a thirtieth of what a layer keeps, at 512 tokens. The bits
-are those of `fastbert.reference.dropout`, as `common.keep_bits` makes them.
+The forward kernel and both backward kernels use the same bits. Drawing them in each kernel would take some 14
+instructions a score, which would set the kernel's time, and an exchange between the threads that draw and those that
+use them; reading a bit takes two. At 512 tokens, one bit of memory for each score is a thirtieth of what a layer keeps
+for backward. The bits are those of `fastbert.reference.dropout`, as `common.keep_bits` makes them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from torch import Tensor
 
 from .common import _philox, cdiv, kernel, own_block
 
-# Columns of which every row has whole words, so that no tile of 16 to 128 keys reads across its row's end.
+# A row of bits is filled up to a multiple of so many columns, so that no tile of 16 to 128 keys reads past its end.
 COLUMNS = 128
 BLOCK_M, BLOCK_G = 64, 16  # rows, and groups of eight columns
 
 
 @triton.jit
 def _two(word, limit, bit: tl.constexpr):
-    """Bits of the columns that a word's low and high half are for; what is below a half does not matter."""
+    """The bits of a word's two columns, at ``bit`` and the place above: whether its low and its high half reach the
+    threshold. The high half is compared with the low one still below it, which changes nothing.
+    """
     low = ((word << 16) >= limit).to(tl.uint32)
     high = (word >= limit).to(tl.uint32)
     return (low << bit) | (high << (bit + 1))
@@ -58,10 +60,15 @@ def _bits_kernel(
 
 @triton.jit
 def load_keep(bits_ptr, rows, inside, first, bit_blocks, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(BLOCK_M, BLOCK_N) bool: which are kept in columns first and on of these rows of all (int64)."""
+    """(BLOCK_M, BLOCK_N) bool: which elements are kept, from column ``first`` on.
+
+    Args:
+        rows: (BLOCK_M) int64, counted through all heads.
+        inside: which of them there are.
+    """
     WIDTH: tl.constexpr = bits_ptr.dtype.element_ty.primitive_bitwidth
     words = first // WIDTH + tl.arange(0, BLOCK_N // WIDTH)
-    # Not a stride: of a product with a constant Triton knows what divides it.
+    # Multiplied here and not given as a stride: Triton knows that a product with a constant is a multiple of it.
     at = rows[:, None] * (bit_blocks * (128 // WIDTH)) + words[None, :]
     found = tl.load(bits_ptr + at, mask=inside[:, None], other=0)
     bits = (found[:, :, None] >> tl.arange(0, WIDTH)[None, None, :].to(found.dtype)) & 1
@@ -69,8 +76,8 @@ def load_keep(bits_ptr, rows, inside, first, bit_blocks, BLOCK_M: tl.constexpr, 
 
 
 def draw(q: Tensor, bounds: list[Tensor], max_seqlen: int, rng: Tensor, site: int, threshold: int) -> Tensor:
-    """-> (nheads, T, bytes) uint8 for q (T, nheads, head_dim): bit j of byte g of a row is column 8 g + j's. What lies
-    past a sequence's last key is anything.
+    """-> (nheads, T, bytes) uint8 for q (T, nheads, head_dim): bit j of byte g of a row is for column 8 g + j. Bits
+    past a sequence's last key are undefined.
 
     Args:
         bounds: of the sequences of each launch (`attention.launches`).
@@ -88,7 +95,9 @@ def draw(q: Tensor, bounds: list[Tensor], max_seqlen: int, rng: Tensor, site: in
 
 
 def words(bits: Tensor | None, columns: int, q: Tensor) -> tuple[Tensor, int]:
-    """The bits as a kernel with tiles of so many columns reads them, and how many times 128 columns a row has."""
+    """The bits in words as a kernel with tiles of ``columns`` keys reads them, and how many blocks of 128 columns a row
+    has.
+    """
     kind = torch.int32 if columns >= 32 else torch.int16
     if bits is None:
         return q.new_empty(0, dtype=kind), 0
