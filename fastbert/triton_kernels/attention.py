@@ -1,8 +1,8 @@
 """Varlen attention with dropout (Vaswani et al. 2017, eq. 1; tiling after Dao et al. 2022), forward.
 
-O = dropout(softmax(scale Q K^T)) V within each sequence and head. Q, K and V are read once a block of queries and O is
-written once; no S x S matrix is in memory. The softmax is in fp32 and its log sum exp is kept for backward. Where one
-block of keys is the whole sequence nothing is rescaled.
+O = dropout(softmax(scale Q K^T)) V within each sequence and head. A block of queries reads its Q, and all keys and
+values, once and writes its O once; no S x S matrix is ever in memory. The softmax is in fp32, and its log-sum-exp is
+kept for backward. Where one block of keys is the whole sequence, nothing has to be rescaled.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
-    """Tile sizes of the forward kernels. Those for heads of 64 in 16 bits are the best on an H200 at 128 and 512 tokens
-    (benchmarks/gpu/settings.py), others were chosen by registers and shared memory. Sequences of at most BLOCK_N tokens
-    take the kernel of one block.
+    """Tile sizes of the forward kernels. Those for heads of 64 in 16 bits are the fastest on an H200 at 128 and 512
+    tokens (benchmarks/gpu/settings.py); the others were chosen by the registers and shared memory that they take.
+    Sequences of at most BLOCK_N tokens go to the one-block kernel.
     """
     if itemsize == 4:
-        # A thread holds its share of all operands; of 32 keys with wide heads 456 bytes of it do not fit.
+        # A thread holds its share of every operand in registers: with 32 keys of wide heads 456 bytes of it spill.
         return {"BLOCK_M": 32, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4, "num_stages": 1}
     if max_seqlen <= 128:
-        # With one block of keys nothing is loaded ahead within a program: other programs must fill its waits, and of
-        # four warps several fit on a multiprocessor.
+        # With one block of keys a program has nothing to load ahead, so other programs must hide its waits for memory:
+        # with four warps each, several fit on a multiprocessor.
         return {"BLOCK_M": 64, "BLOCK_N": 64 if max_seqlen <= 64 else 128, "num_warps": 4, "num_stages": 1}
     return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3 if head_dim <= 64 else 2}
 
 
 @triton.jit
 def load_rows(ptr, rows, length, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(rows, BLOCK_D) of a (length, HEAD_DIM) matrix whose rows are `stride` apart; zero outside."""
+    """These rows, filled up to BLOCK_D columns, of a (length, HEAD_DIM) matrix whose rows are `stride` apart; zero
+    outside the matrix.
+    """
     columns = tl.arange(0, BLOCK_D)
     inside = (rows[:, None] < length) & (columns[None, :] < HEAD_DIM)
     return tl.load(ptr + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=inside, other=0.0)
@@ -45,6 +47,7 @@ def load_rows(ptr, rows, length, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.con
 
 @triton.jit
 def store_rows(ptr, rows, length, stride, values, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Stores what `load_rows` would load, in the matrix's dtype."""
     columns = tl.arange(0, BLOCK_D)
     inside = (rows[:, None] < length) & (columns[None, :] < HEAD_DIM)
     at = ptr + rows[:, None].to(tl.int64) * stride + columns[None, :]
@@ -53,12 +56,34 @@ def store_rows(ptr, rows, length, stride, values, HEAD_DIM: tl.constexpr, BLOCK_
 
 @triton.jit
 def _scores(q, k, rows, columns, length, softmax_scale, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
-    """Of one tile, to base 2. Rows past the end have some that nobody uses."""
+    """Scores of one tile in base 2: times log2(e), so that 2^score is what the softmax sums. Rows past the end of the
+    sequence get scores too, which are never used.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-    if CAUSAL:  # of a row that is stored all keys past the end are later ones
+    if CAUSAL:  # this masks keys past the end as well: they come after every row of the sequence
         return tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
-    else:  # an addition is part of the multiplication before it
+    else:  # added and not selected: a multiply-add, with the multiplication above
         return scores + tl.where(columns < length, 0.0, float("-inf"))[None, :]
+
+
+@triton.jit
+def _store_outputs(
+    out_ptr, lse_ptr, acc, m, total, head, start, rows, length, stride_ot, stride_oh, T,
+    PRECISION: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Stores out and lse of a block of queries, from what was summed over all keys of the sequence.
+
+    m is the largest score of each row, in base 2; total is the sum of 2^(score - m), and acc that of the rows of V
+    times these, after dropout.
+    """
+    total = tl.where(rows < length, total, 1.0)
+    out_ptr += start * stride_ot + head * stride_oh
+    out = quotient(acc, tl.broadcast_to(total[:, None], acc.shape), PRECISION)
+    store_rows(out_ptr, rows, length, stride_ot, out, HEAD_DIM, BLOCK_D)
+    # In natural logarithms, as every backend keeps it. Multiplied by LN2, not divided by LOG2E: a GPU's own quotient is
+    # up to two units off, and backward takes powers of the result.
+    lse = tl.where(rows < length, (m + tl.log2(total)) * LN2, 0.0)
+    tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
 
 
 @kernel
@@ -110,7 +135,7 @@ def _attention_fwd_kernel(
         k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
         scores = _scores(q, k, rows, columns, length, softmax_scale, CAUSAL, PRECISION)
         higher = tl.maximum(m, tl.max(scores, 1))
-        # A row whose scores are all -inf, as numbers that are not finite make them.
+        # All scores of a row are -inf where q or k is not finite: -inf minus -inf would be NaN.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         probs = exp2(scores - shift[:, None], PRECISION)
         old = exp2(m - shift, PRECISION)
@@ -124,14 +149,10 @@ def _attention_fwd_kernel(
         acc = add_product(acc, tl.dot(probs.to(v.dtype), v, input_precision=PRECISION), PRECISION)
     if HAS_DROPOUT:
         acc *= keep_scale
-    total = tl.where(rows < length, total, 1.0)
-    out_ptr += start * stride_ot + head * stride_oh
-    out = quotient(acc, tl.broadcast_to(total[:, None], (BLOCK_M, BLOCK_D)), PRECISION)
-    store_rows(out_ptr, rows, length, stride_ot, out, HEAD_DIM, BLOCK_D)
-    # In natural logarithms, as every backend keeps it. Not by a quotient: a GPU's own is two units off, and backward
-    # takes powers of it.
-    lse = tl.where(rows < length, (m + tl.log2(total)) * LN2, 0.0)
-    tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
+    _store_outputs(
+        out_ptr, lse_ptr, acc, m, total, head, start, rows, length, stride_ot, stride_oh, T,
+        PRECISION, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
 
 
 @kernel
@@ -165,7 +186,7 @@ def _attention_fwd_block_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The same for sequences of at most BLOCK_N tokens: all scores of a row are there at once."""
+    """The same for sequences of at most BLOCK_N tokens: all scores of a row, and so its largest, are there at once."""
     head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
@@ -180,7 +201,7 @@ def _attention_fwd_block_kernel(
     k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
     scores = _scores(q, k, rows, columns, length, softmax_scale, CAUSAL, PRECISION)
     m = tl.max(scores, 1)
-    # A row whose scores are all -inf, as numbers that are not finite make them.
+    # All scores of a row are -inf where q or k is not finite: -inf minus -inf would be NaN.
     shift = tl.where(m == float("-inf"), 0.0, m)
     probs = exp2(scores - shift[:, None], PRECISION)
     total = tl.sum(probs, 1)
@@ -191,22 +212,19 @@ def _attention_fwd_block_kernel(
     acc = tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
     if HAS_DROPOUT:
         acc *= keep_scale
-    total = tl.where(rows < length, total, 1.0)
-    out_ptr += start * stride_ot + head * stride_oh
-    out = quotient(acc, tl.broadcast_to(total[:, None], (BLOCK_M, BLOCK_D)), PRECISION)
-    store_rows(out_ptr, rows, length, stride_ot, out, HEAD_DIM, BLOCK_D)
-    # In natural logarithms, as every backend keeps it. Not by a quotient: a GPU's own is two units off, and backward
-    # takes powers of it.
-    lse = tl.where(rows < length, (m + tl.log2(total)) * LN2, 0.0)
-    tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
+    _store_outputs(
+        out_ptr, lse_ptr, acc, m, total, head, start, rows, length, stride_ot, stride_oh, T,
+        PRECISION, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
 
 
-# Of one launch: a grid's third dimension ends at 65,535, and the bounds that a launch is given begin at whole 16 bytes.
+# Sequences of one launch: a grid's third dimension may be 65,535 at most. A multiple of four, so that the part of
+# cu_seqlens that each launch is given begins at a multiple of 16 bytes.
 MOST_SEQUENCES = 32768
 
 
 def launches(cu_seqlens: Tensor) -> list[Tensor]:
-    """The bounds of each launch's sequences."""
+    """cu_seqlens cut into the part that each launch takes; neighbouring parts share a bound."""
     (cu_seqlens,) = whole(cu_seqlens)
     if 0 < cu_seqlens.numel() - 1 <= MOST_SEQUENCES:
         return [cu_seqlens]
@@ -214,9 +232,23 @@ def launches(cu_seqlens: Tensor) -> list[Tensor]:
     return [cu_seqlens[first : first + MOST_SEQUENCES + 1] for first in firsts]
 
 
-def precision(x: Tensor) -> str:
-    """fp32 is computed in fp32."""
-    return "ieee" if x.dtype == torch.float32 else "tf32"
+def strides(*tensors: Tensor) -> list[int]:
+    """Of the tokens and the heads of each (T, nheads, head_dim), as the kernels take them."""
+    return [stride for x in tensors for stride in x.stride()[:2]]
+
+
+def constants(q: Tensor, causal: bool, rng: Tensor | None) -> dict:
+    """What every attention kernel is compiled for, besides its tile."""
+    head_dim = q.shape[2]
+    return {
+        "CAUSAL": causal,
+        "HAS_DROPOUT": rng is not None,
+        # fp32 is computed in fp32. Products of 16 bits are the same under both; "tf32" also stands for the GPU's own
+        # powers and quotients (common.exp2).
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(next_power_of_2(head_dim), 16),  # tl.dot sums over at least 16
+    }
 
 
 def attention_forward(
@@ -224,7 +256,7 @@ def attention_forward(
 ):
     """q, k, v (T, nheads, head_dim), last dimension contiguous -> out of that shape, lse (nheads, T) fp32.
 
-    ``bits`` are those of `dropout_bits`, where backward is to have them too.
+    ``bits`` are what `dropout_bits` gave, for a caller that hands them to backward too.
     """
     tokens, nheads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -232,15 +264,8 @@ def attention_forward(
     if not (tokens and max_seqlen):
         return out, lse
     settings = forward_settings(head_dim, max_seqlen, q.element_size())
-    tensors, strides = (q, k, v, out), [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
-    options = {
-        "CAUSAL": causal,
-        "HAS_DROPOUT": rng is not None,
-        "PRECISION": precision(q),
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": max(next_power_of_2(head_dim), 16),
-        **settings,
-    }
+    tensors = (q, k, v, out)
+    options = {**constants(q, causal, rng), **settings}
     if bits is None:
         bits = dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold)
     for bounds in launches(cu_seqlens):
@@ -248,17 +273,17 @@ def attention_forward(
         if max_seqlen <= settings["BLOCK_N"]:
             random = empty_rng(q) if rng is None else rng
             scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
-            _attention_fwd_block_kernel[grid](*tensors, lse, bounds, random, *strides, *scalars, **options)
+            _attention_fwd_block_kernel[grid](*tensors, lse, bounds, random, *strides(*tensors), *scalars, **options)
         else:
             words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
             scalars = (bit_blocks, tokens, softmax_scale, keep_scale)
-            _attention_fwd_kernel[grid](*tensors, lse, bounds, words, *strides, *scalars, **options)
+            _attention_fwd_kernel[grid](*tensors, lse, bounds, words, *strides(*tensors), *scalars, **options)
     return out, lse
 
 
 def dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold, *_keep_scale) -> Tensor | None:
-    """The bits that the forward pass reads, for backward to read them too; None where it draws them itself, or nothing
-    is dropped.
+    """The bits that the forward kernel reads, which backward can read again; None where the kernel draws them itself,
+    or nothing is dropped.
     """
     tokens, _, head_dim = q.shape
     settings = forward_settings(head_dim, max_seqlen, q.element_size())

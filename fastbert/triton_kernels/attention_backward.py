@@ -1,14 +1,14 @@
-"""Backward of varlen attention: P and the dropout's bits are computed again from lse and the random state.
+"""Backward of varlen attention: P is computed again from lse, and the dropout's bits are read or drawn again.
 
     D = rowsum(dO * O);  P = exp(scale Q K^T - lse);  Z = keep / (1 - p)
     dV = (P Z)^T dO;  dS = P (Z (dO V^T) - D);  dQ = scale dS K;  dK = scale dS^T Q
 
-1 / (1 - p) is taken out of Z, and multiplies the sums.
+The factor 1 / (1 - p) is left out of Z; the sums are multiplied by it at the end (keep_scale).
 
 One kernel goes over blocks of queries, makes D on the way and sums dQ over keys; another goes over blocks of keys and
-sums dK and dV over queries: each sum stays in one program, so there are no atomics and the bits are the same every
-time. Where one block of queries is the whole sequence the first does it all: five products in place of seven, each
-probability and its bits made once and not twice, and q, k, v and dO read once.
+sums dK and dV over queries. Each sum stays in one program, so there are no atomics and the bits are the same every
+time. Where one block of queries is the whole sequence, the first kernel does it all: five products of matrices in place
+of seven, each probability and its dropout bit made once and not twice, and q, k, v and dO read once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import triton.language as tl
 from torch import Tensor
 
 from . import attention_dropout
-from .attention import LOG2E, launches, load_rows, precision, store_rows
+from .attention import LOG2E, constants, launches, load_rows, store_rows, strides
 from .attention_dropout import load_keep
-from .common import add_product, arch, cdiv, empty_rng, exp2, keep_bits, kernel, next_power_of_2, own_block
+from .common import add_product, arch, cdiv, empty_rng, exp2, keep_bits, kernel, own_block
 
-# Triton 3.3 takes 16 to 32 KiB more on Ampere: with loads ahead, 112, where GPUs of capability 8.6 and 8.9 have 99.
+# Triton 3.3 takes 16 to 32 KiB more shared memory on Ampere: with loads ahead 112 KiB, where GPUs of compute capability
+# 8.6 and 8.9 have 99.
 _STAGES = 1 if triton.__version__.startswith("3.3.") else 2
 
 
 def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int = 90) -> dict:
-    """Tile sizes of the kernel of dQ. Those for heads of 64 in 16 bits are the best on an H200 at 128 and 512 tokens
-    (benchmarks/gpu/settings.py), others were chosen by registers and shared memory. Sequences of at most BLOCK_M tokens
-    take one pass.
+    """Tile sizes of the kernel of dQ. Those for heads of 64 in 16 bits are the fastest on an H200 at 128 and 512 tokens
+    (benchmarks/gpu/settings.py); the others were chosen by the registers and shared memory that they take. Sequences of
+    at most BLOCK_M tokens are done in one pass.
 
     Args:
         arch: the GPU's (`common.arch`).
@@ -39,7 +40,7 @@ def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int =
         return {"BLOCK_M": 32, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4, "num_stages": 1}
     if head_dim > 64:
         return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
-    # Elsewhere products read all their operands from registers: of 64 keys 24 to 480 bytes a thread spill there.
+    # On other GPUs products read all their operands from registers: with 64 keys 24 to 480 bytes a thread spill there.
     columns = 64 if arch // 10 in (9, 10) else 32
     if 64 < max_seqlen <= 128:
         return {"BLOCK_M": 128, "BLOCK_N": columns, "num_warps": 8, "num_stages": _STAGES}
@@ -48,8 +49,8 @@ def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int =
 
 
 def keys_settings(settings: dict, head_dim: int) -> dict:
-    """The same of the kernel of dK and dV: as many keys in a program as the other has queries. In wide heads, whose
-    sums are half of its registers, it takes fewer queries at a time.
+    """The same for the kernel of dK and dV: as many keys in a program as the other has queries. For wide heads, whose
+    sums take half of its registers, it reads fewer queries at a time.
     """
     turned = {**settings, "BLOCK_M": settings["BLOCK_N"], "BLOCK_N": settings["BLOCK_M"]}
     turned["num_stages"] = min(settings["num_stages"], 2)
@@ -58,7 +59,7 @@ def keys_settings(settings: dict, head_dim: int) -> dict:
 
 @triton.jit
 def _delta(dout, out, threshold, HAS_DROPOUT: tl.constexpr):
-    """D of each row; with dropout times the probability of being kept, as `_scores` takes it."""
+    """D of each row; with dropout times the probability of being kept, as `_kept_and_dscores` takes it."""
     delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
     if HAS_DROPOUT:
         delta *= (65536 - threshold) * (1 / 65536)
@@ -66,33 +67,18 @@ def _delta(dout, out, threshold, HAS_DROPOUT: tl.constexpr):
 
 
 @triton.jit
-def _scores(
-    q,
-    k,
-    v,
-    dout,
-    lse2,
-    delta,
-    rows,
-    columns,
-    length,
-    softmax_scale,
-    keep,
-    first_column,
-    CAUSAL: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+def _kept_and_dscores(
+    q, k, v, dout, lse2, delta, rows, columns, length, softmax_scale, keep, first_column,
+    CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):
-    """(P Z, dS) of one tile, fp32, both over keep_scale: (BLOCK_M, BLOCK_N), or TRANSPOSED the other way round.
+):  # fmt: skip
+    """(P Z, dS) of one tile, fp32, both divided by keep_scale: (rows, columns), or TRANSPOSED the other way round.
 
-    Rows past the end have zeros for all that is read of them: P is 1 there, and what it is multiplied with is zero.
-    Keys past the end have zeros too, but their P is anything up to infinity, and dS with it: TRANSPOSED, each sum is of
-    one key, and theirs are not stored; otherwise they are summed over, and masked.
+    Rows past the end have zeros for all that is read of them: their P is 1, and every factor beside it is zero. Keys
+    past the end have zeros too, but their P, and dS with it, may be anything up to infinity. TRANSPOSED, a key's sums
+    are its own, and those of such keys are not stored; otherwise sums are over keys, and such keys are masked.
     """
-    # Which product is where has no influence on a result, but on how many registers are needed.
+    # The order of the products does not change the results, but how many registers are needed.
     DPROBS_FIRST: tl.constexpr = TRANSPOSED and PRECISION != "ieee"
     if TRANSPOSED:
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
@@ -103,9 +89,9 @@ def _scores(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         lse2, delta, rows, columns = lse2[:, None], delta[:, None], rows[:, None], columns[None, :]
     probs = exp2(scores * (softmax_scale * LOG2E) - lse2, PRECISION)
-    if CAUSAL:  # of a row that is stored all keys past the end are later ones
+    if CAUSAL:  # this masks keys past the end as well: they come after every row of the sequence
         probs = tl.where(columns <= rows, probs, 0.0)
-    elif not TRANSPOSED:  # noqa: SIM102, what is known while compiling stands alone
+    elif not TRANSPOSED:  # noqa: SIM102, a constexpr condition stands alone
         if first_column + BLOCK_N > length:
             probs = tl.where(columns < length, probs, 0.0)
     kept = probs
@@ -184,26 +170,10 @@ def _attention_bwd_dkdv_kernel(
         if HAS_DROPOUT:
             keep = load_keep(bits_ptr, first_bits + rows, rows < length, first_column, bit_blocks, BLOCK_M, BLOCK_N)
             keep = tl.trans(keep)
-        kept, dscores = _scores(
-            q,
-            k,
-            v,
-            dout,
-            lse2,
-            delta,
-            rows,
-            columns,
-            length,
-            softmax_scale,
-            keep,
-            first_column,
-            CAUSAL,
-            HAS_DROPOUT,
-            True,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-        )
+        kept, dscores = _kept_and_dscores(
+            q, k, v, dout, lse2, delta, rows, columns, length, softmax_scale, keep, first_column,
+            CAUSAL, HAS_DROPOUT, True, PRECISION, BLOCK_N,
+        )  # fmt: skip
         # In this order fewer registers are needed.
         dk = add_product(dk, tl.dot(dscores.to(q.dtype), q, input_precision=PRECISION), PRECISION)
         if PRECISION == "ieee":  # side by side the two spill 8 bytes a thread
@@ -263,8 +233,8 @@ def _attention_bwd_dq_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """In ONE_PASS one block of queries is the whole sequence: a block of keys has its dK and dV from it alone.
-    Otherwise what `_scores` takes of each row is left for the kernel of keys, and neither dk nor dv is touched.
+    """In ONE_PASS one block of queries is the whole sequence, from which alone each block of keys has its dK and dV.
+    Otherwise lse2 and delta are stored for the kernel of dK and dV, and neither dk nor dv is touched.
     """
     head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
@@ -285,7 +255,8 @@ def _attention_bwd_dq_kernel(
         tl.store(lse2_ptr + at, lse2, mask=inside)
         tl.store(delta_ptr + at, delta, mask=inside)
         if PRECISION == "ieee":
-            # Products in fp32 want all this in other threads than the sum has it: at once, 224 bytes a thread spill.
+            # Products in fp32 want these in other threads than the sum of delta does: loaded again for them, as both
+            # layouts at once spill 224 bytes a thread.
             tl.debug_barrier()
             q = load_rows(q_ptr, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
             dout = load_rows(dout_ptr, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
@@ -310,26 +281,10 @@ def _attention_bwd_dq_kernel(
                 keep = keep_bits(seed, offset, site, threshold, random_rows, group, BLOCK_M, BLOCK_N)
             else:
                 keep = load_keep(bits_ptr, at, inside, first_column, bit_blocks, BLOCK_M, BLOCK_N)
-        kept, dscores = _scores(
-            q,
-            k,
-            v,
-            dout,
-            lse2,
-            delta,
-            rows,
-            columns,
-            length,
-            softmax_scale,
-            keep,
-            first_column,
-            CAUSAL,
-            HAS_DROPOUT,
-            False,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-        )
+        kept, dscores = _kept_and_dscores(
+            q, k, v, dout, lse2, delta, rows, columns, length, softmax_scale, keep, first_column,
+            CAUSAL, HAS_DROPOUT, False, PRECISION, BLOCK_N,
+        )  # fmt: skip
         dscores = dscores.to(k.dtype)
         dq = add_product(dq, tl.dot(dscores, k, input_precision=PRECISION), PRECISION)
         if ONE_PASS:
@@ -359,7 +314,7 @@ def attention_backward(
     into=None,
     bits=None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> dq, dk, dv (T, nheads, head_dim), written ``into`` such tensors where they are given.
+    """-> dq, dk, dv (T, nheads, head_dim), which are the tensors of ``into`` where these are given.
 
     ``bits`` are the forward pass's (`attention.dropout_bits`); without them they are drawn again.
     """
@@ -370,19 +325,14 @@ def attention_backward(
     settings = backward_settings(head_dim, max_seqlen, q.element_size(), arch(q.device))
     keys = keys_settings(settings, head_dim)
     one_pass = max_seqlen <= settings["BLOCK_M"]
-    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
     lse2, delta = (lse, lse) if one_pass else (torch.empty_like(lse), torch.empty_like(lse))
     random = empty_rng(q) if rng is None else rng
     if bits is None and rng is not None and not one_pass:
         bits = attention_dropout.draw(q, launches(cu_seqlens), max_seqlen, rng, site, threshold)
     words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
-    options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes}
+    options = constants(q, causal, rng)
     scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
     given, written = (q, k, v, dout), (dq, dk, dv)
-
-    def strides(*tensors: Tensor) -> list[int]:
-        return [stride for x in tensors for stride in x.stride()[:2]]
-
     for bounds in launches(cu_seqlens):
         sequences = bounds.numel() - 1
         _attention_bwd_dq_kernel[(cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
