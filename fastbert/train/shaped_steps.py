@@ -21,6 +21,8 @@ from torch import Tensor
 from .. import rng
 from ..cuda_graphs import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 from ..data.budget import BatchShape, fill_up
+from ..models import BertForSequenceClassification
+from ..models.logits import classification_loss
 from ..packing import PackedBatch
 from . import graph
 from .capture import RandomPlace
@@ -60,6 +62,7 @@ class _Place:
 
     batch: PackedBatch
     labels: dict[str, Any]
+    rows: Tensor  # (), how many of the labels count
     replay: Replay
     steps: int = 0
 
@@ -96,8 +99,17 @@ class ShapedSteps:
         tensors = {name: value for name, value in labels.items() if name != "num_choices"}
         if type(choices) is not int or not tensors or not set(tensors) <= set(_FILLINGS):
             return False
+        if self._is_regression(labels):
+            return labels["labels"].shape == (batch.num_sequences,)
         sizes = {batch.num_tokens, batch.num_sequences // choices}
         return all(x.dtype == torch.int64 and x.dim() == 1 and len(x) in sizes for x in tensors.values())
+
+    def _is_regression(self, labels: dict[str, Any]) -> bool:
+        """Whether the loss is the mean squared error of one number a row."""
+        model = self.engine.model
+        if type(model) is not BertForSequenceClassification or labels.keys() != {"labels"} or model.num_labels != 1:
+            return False
+        return model.config.problem_type in (None, "regression") and labels["labels"].is_floating_point()
 
     def run(self, batch: PackedBatch, labels: dict[str, Any], lr: float, options: dict[str, Any]) -> Tensor:
         """Makes one step.
@@ -143,7 +155,10 @@ class ShapedSteps:
     def _step(self, place: _Place, options: dict[str, Any]) -> None:
         engine = self.engine
         with rng.use(self._random.key(engine)), engine.autocast():
-            loss = engine.forward(place.batch, **place.labels, **options).loss
+            if self._is_regression(place.labels):
+                loss = _regression_loss(engine.forward(place.batch, **options).logits, **place.labels, rows=place.rows)
+            else:
+                loss = engine.forward(place.batch, **place.labels, **options).loss
         engine.scale.scaled(loss).backward()
         with torch.no_grad():
             self._random.advance()
@@ -164,18 +179,32 @@ class ShapedSteps:
         given = [filled.input_ids, filled.token_type_ids, filled.position_ids, filled.cu_seqlens]
         for name, x in tensors.items():
             given.append(torch.cat([x, x.new_full((sizes[name] - len(x),), _FILLINGS[name])]))
+        given.append(torch.tensor(batch.num_sequences // choices))
         key = (shape, choices, *sorted(per_token.items()))
         if key not in self._places:
             moved = [torch.empty_like(x, device=self.engine.device) for x in given]
             read = PackedBatch(*moved[:4], shape.max_seqlen)
-            kept = dict(zip(tensors, moved[4:], strict=True))
+            kept = dict(zip(tensors, moved[4:-1], strict=True))
             if "num_choices" in labels:
                 kept["num_choices"] = choices
-            self._places[key] = _Place(read, kept, Replay(self._stream, self._pool))
+            self._places[key] = _Place(read, kept, moved[-1], Replay(self._stream, self._pool))
         place = self._places[key]
         here = place.batch
         targets = [here.input_ids, here.token_type_ids, here.position_ids, here.cu_seqlens]
-        targets += [place.labels[name] for name in tensors]
+        targets += [*(place.labels[name] for name in tensors), place.rows]
         for target, source in zip(targets, given, strict=True):
             target.copy_(source.pin_memory() if self._captures else source, non_blocking=True)
         return place
+
+
+def _regression_loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """The mean squared error of the first rows; for the others a label is what was predicted.
+
+    Args:
+        logits: (B, 1).
+        labels: (B,).
+        rows: (), how many there are; its number is unknown to the host.
+    """
+    counts = torch.arange(len(labels), device=labels.device) < rows
+    labels = torch.where(counts, labels, logits.detach().view(-1).to(labels.dtype))
+    return classification_loss(logits, labels, 1, "regression") * (len(labels) / rows).to(logits.dtype)

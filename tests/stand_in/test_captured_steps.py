@@ -20,13 +20,10 @@ def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
     assert f"{precision} equal" in run(str(HERE / "replays.py"), precision).splitlines()
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        "QuestionAnswering",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("SequenceClassification", "TokenClassification")),
-    ],
-)
+SLOW = ("SequenceClassification", "Regression", "TokenClassification")
+
+
+@pytest.mark.parametrize("head", ["QuestionAnswering", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_captured_fine_tuning_is_the_one_that_was_not_captured(run, head):
     """Two shapes, each with a step as it is, a capture and a replay."""
     assert run(str(HERE / "finetuning_replays.py"), head) == "equal\n"

@@ -26,9 +26,9 @@ SIZES = {
 HEADS = (BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering, BertForMultipleChoice)
 
 
-def engine_of(head: type, **options) -> LocalEngine:
+def engine_of(head: type, num_labels: int = 3, **options) -> LocalEngine:
     torch.manual_seed(0)
-    model = head(BertConfig(**SIZES)).train()
+    model = head(BertConfig(**SIZES | {"num_labels": num_labels})).train()
     return LocalEngine(model, optim.AdamW(optim.param_groups(model, 0.01), lr=LR), seed=5, **options)
 
 
@@ -47,12 +47,17 @@ def draw(head: type, seed: int, rows: int = 4) -> tuple[PackedBatch, dict]:
     return batch, {"labels": classes[:rows]} | ({"num_choices": 3} if choices == 3 else {})
 
 
-@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.__name__)
-def test_losses_norms_and_weights_are_those_of_the_batches_as_they_are(head):
-    static, plain = engine_of(head, on_device=True), engine_of(head)
+@pytest.mark.parametrize(
+    ("head", "num_labels"),
+    [*((head, 3) for head in HEADS), pytest.param(BertForSequenceClassification, 1, id="regression")],
+)
+def test_losses_norms_and_weights_are_those_of_the_batches_as_they_are(head, num_labels):
+    static, plain = engine_of(head, num_labels, on_device=True), engine_of(head, num_labels)
     steps = ShapedSteps(static, 4, 80)
     for seed, rows in enumerate((4, 4, 2, 4, 1, 4)):
         batch, labels = draw(head, seed, rows)
+        if num_labels == 1:
+            labels = {"labels": 5 * torch.rand(rows, generator=torch.Generator().manual_seed(seed))}
         assert steps.takes(batch, labels)
         rate = LR * (1 - seed / 10)
         loss, norm = steps.run(batch, labels, rate, {}).tolist()
@@ -101,8 +106,7 @@ def test_what_cannot_be_filled_up_is_left_to_ordinary_steps():
     steps, (batch, labels) = ShapedSteps(engine, 4, 80), draw(BertForSequenceClassification, 0)
     refused = [
         {},
-        {"labels": torch.rand(4)},  # a regression's mean squared error counts every row
-        {"labels": torch.zeros(4, 3)},
+        {"labels": torch.zeros(4, 3)},  # several labels at once
         {"labels": labels["labels"][:3]},
         {**labels, "lm_weight": 0.5},
         {**labels, "num_choices": (1, 1, 1, 1)},
@@ -111,6 +115,12 @@ def test_what_cannot_be_filled_up_is_left_to_ordinary_steps():
     more = PackedBatch.from_sequences([[1, 2]], nsp_labels=torch.tensor([0]))
     assert not steps.takes(more, {"labels": torch.tensor([1])})
     assert steps.takes(batch, labels)
+    for problem, taken in ((None, True), ("regression", True), ("multi_label_classification", False)):
+        engine = engine_of(BertForSequenceClassification, 1, on_device=True)
+        engine.model.config.problem_type = problem
+        steps = ShapedSteps(engine, 4, 80)
+        assert steps.takes(batch, {"labels": torch.rand(4)}) is taken
+        assert not steps.takes(batch, {"labels": torch.rand(3)})
 
 
 def test_there_are_few_shapes_and_little_padding():

@@ -129,7 +129,7 @@ FINETUNED = {
     "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 16,
     "max_position_embeddings": 16,
 }  # fmt: skip
-HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+HEADS = ("SequenceClassification", "Regression", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 
 
 def labelled_batches(head: str, steps: int):
@@ -142,6 +142,8 @@ def labelled_batches(head: str, steps: int):
         labels = torch.randint(0, 2, (batch.num_tokens,), generator=generator)
         if head == "TokenClassification":
             yield batch, {"labels": labels}
+        elif head == "Regression":
+            yield batch, {"labels": 5 * torch.rand(rows, generator=generator)}
         elif head == "QuestionAnswering":
             yield batch, {"start_positions": labels[:rows], "end_positions": 1 - labels[:rows]}
         else:
@@ -150,7 +152,8 @@ def labelled_batches(head: str, steps: int):
 
 def finetune(head: str, steps: int, capture: bool = True, forbid: bool = False):
     torch.manual_seed(0)
-    model = getattr(fastbert, f"BertFor{head}")(BertConfig(**FINETUNED)).to(DEVICE).train()
+    kind, outputs = ("SequenceClassification", 1) if head == "Regression" else (head, 2)
+    model = getattr(fastbert, f"BertFor{kind}")(BertConfig(**FINETUNED, num_labels=outputs)).to(DEVICE).train()
     optimizer = optim.AdamW(optim.param_groups(model, 0.01), lr=1e-3)
     engine = LocalEngine(model, optimizer, precision="fp32", seed=5, on_device=True)
     shaped, found = ShapedSteps(engine, 3, 16), []
