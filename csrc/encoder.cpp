@@ -265,32 +265,60 @@ void Encoder::feed_forward_int8(const Layer& p, const void* a, int64_t rows, voi
     gemm_int8(down);
 }
 
-void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspace& w, const void* x,
-                        void* out) const {
+void Encoder::finish_layer(const Layer& p, const Workspace& w, const void* context, const void* x, int64_t rows,
+                           void* out) const {
     const int64_t h = sizes_.hidden, wide = sizes_.intermediate, row = h * element_size(sizes_.dtype);
     const auto none = Activation::none;
-    project(p, x, batch.tokens, w.qkv);
-    attend(batch, w);
     if (sizes_.int8)
-        gemm_int8(int8_args(sizes_.attention, w.context, p.attention_out.weight, p.attention_out.bias,
-                            {batch.tokens, h, h, h}, none, x, sizes_.dtype, w.sum));
+        gemm_int8(int8_args(sizes_.attention, context, p.attention_out.weight, p.attention_out.bias, {rows, h, h, h},
+                            none, x, sizes_.dtype, w.sum));
     else
-        product(sizes_, w.context, p.attention_out.weight, p.attention_out.bias, batch.tokens, h, h, none, x, w.sum);
-    normalise(w.sum, p.attention_norm_weight, p.attention_norm_bias, w, batch.tokens, w.normed);
-    for (int64_t first = 0; first < batch.tokens; first += FEED_FORWARD_ROWS) {
-        const int64_t rows = std::min(FEED_FORWARD_ROWS, batch.tokens - first);
+        product(sizes_, context, p.attention_out.weight, p.attention_out.bias, rows, h, h, none, x, w.sum);
+    normalise(w.sum, p.attention_norm_weight, p.attention_norm_bias, w, rows, w.normed);
+    for (int64_t first = 0; first < rows; first += FEED_FORWARD_ROWS) {
+        const int64_t count = std::min(FEED_FORWARD_ROWS, rows - first);
         const char* a = w.normed + first * row;
         if (sizes_.int8) {
-            feed_forward_int8(p, a, rows, w.sum + first * row);
+            feed_forward_int8(p, a, count, w.sum + first * row);
             continue;
         }
-        product(sizes_, a, p.intermediate.weight, p.intermediate.bias, rows, wide, h, sizes_.gelu, nullptr, w.wide);
-        product(sizes_, w.wide, p.out.weight, p.out.bias, rows, h, wide, none, a, w.sum + first * row);
+        product(sizes_, a, p.intermediate.weight, p.intermediate.bias, count, wide, h, sizes_.gelu, nullptr, w.wide);
+        product(sizes_, w.wide, p.out.weight, p.out.bias, count, h, wide, none, a, w.sum + first * row);
     }
-    normalise(w.sum, p.norm_weight, p.norm_bias, w, batch.tokens, out);
+    normalise(w.sum, p.norm_weight, p.norm_bias, w, rows, out);
 }
 
-void Encoder::run_group(const EncoderBatch& batch, int64_t begin, int64_t end) const {
+void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspace& w, const void* x,
+                        void* out) const {
+    project(p, x, batch.tokens, w.qkv);
+    attend(batch, w);
+    finish_layer(p, w, w.context, x, batch.tokens, out);
+}
+
+void Encoder::run_last_layer(const Layer& p, const EncoderBatch& batch, const Workspace& w, const void* x,
+                             const Chosen& chosen) const {
+    const int64_t row = sizes_.hidden * element_size(sizes_.dtype), part = sizes_.hidden * element_size(sizes_.attention);
+    project(p, x, batch.tokens, w.qkv);
+    attend(batch, w);
+    // Chosen rows are put side by side where queries, keys and values were. There is room: a row of the states' dtype
+    // takes at most as much as two of the attention's.
+    const int64_t most = std::min(batch.tokens, FEED_FORWARD_ROWS), count = int64_t(chosen.size());
+    char *inputs = w.qkv, *context = w.qkv + most * row;
+    for (int64_t first = 0; first < count; first += most) {
+        const int64_t rows = std::min(most, count - first);
+        for (int64_t i = 0; i < rows; ++i) {
+            const int64_t token = chosen[size_t(first + i)].first;
+            std::memcpy(context + i * part, w.context + token * part, size_t(part));
+            std::memcpy(inputs + i * row, static_cast<const char*>(x) + token * row, size_t(row));
+        }
+        finish_layer(p, w, context, inputs, rows, inputs);
+        for (int64_t i = 0; i < rows; ++i)
+            std::memcpy(static_cast<char*>(batch.chosen) + chosen[size_t(first + i)].second * row, inputs + i * row,
+                        size_t(row));
+    }
+}
+
+void Encoder::run_group(const EncoderBatch& batch, const Chosen* chosen, int64_t begin, int64_t end) const {
     const int64_t first = batch.cu_seqlens[begin], row = sizes_.hidden * element_size(sizes_.dtype);
     std::vector<int32_t> bounds(size_t(end - begin + 1));
     for (int64_t b = begin; b <= end; ++b) bounds[size_t(b - begin)] = int32_t(batch.cu_seqlens[b] - first);
@@ -302,22 +330,33 @@ void Encoder::run_group(const EncoderBatch& batch, int64_t begin, int64_t end) c
     const Workspace parts(sizes_, group.tokens, thread_buffer(Scratch::encoder, bytes));
     const void* x = static_cast<const char*>(batch.x) + first * row;
     char* out = static_cast<char*>(batch.states) + first * row;
-    for (const int64_t number : order_) {
-        run_layer(layers_[size_t(number)], group, parts, x, out);
+    const size_t whole = order_.size() - (chosen ? 1 : 0);
+    for (size_t i = 0; i < whole; ++i) {
+        run_layer(layers_[size_t(order_[i])], group, parts, x, out);
         x = out;
         out += batch.state_step * element_size(sizes_.dtype);
     }
+    if (!chosen) return;
+    const auto by_token = [](const auto& one, int64_t token) { return one.first < token; };
+    const auto from = std::lower_bound(chosen->begin(), chosen->end(), first, by_token);
+    Chosen own(from, std::lower_bound(from, chosen->end(), first + group.tokens, by_token));
+    for (auto& [token, _] : own) token -= first;
+    if (!own.empty()) run_last_layer(layers_[size_t(order_.back())], group, parts, x, own);
 }
 
 void Encoder::run(const EncoderBatch& batch) const {
     const int threads = omp_in_parallel() ? 1 : omp_get_max_threads();
     const std::vector<int64_t> bounds = group_bounds(batch, threads);
     const int64_t groups = int64_t(bounds.size()) - 1;
-    if (groups < threads) return run_group(batch, 0, batch.batch_size);
+    Chosen sorted;
+    for (int64_t i = 0; batch.rows && i < batch.num_rows; ++i) sorted.emplace_back(batch.rows[i], i);
+    std::sort(sorted.begin(), sorted.end());
+    const Chosen* chosen = batch.rows ? &sorted : nullptr;
+    if (groups < threads) return run_group(batch, chosen, 0, batch.batch_size);
     Attempt attempt;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t g = 0; g < groups; ++g)
-        attempt.run([&] { run_group(batch, bounds[size_t(g)], bounds[size_t(g) + 1]); });
+        attempt.run([&] { run_group(batch, chosen, bounds[size_t(g)], bounds[size_t(g) + 1]); });
     attempt.end();
 }
 

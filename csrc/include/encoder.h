@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "fastbert.h"
@@ -37,6 +38,11 @@ struct EncoderBatch {
     const int32_t* cu_seqlens;
     int64_t batch_size, max_seqlen;
     RelativeBias bias;  // of every layer's attention
+    // The tokens whose last state is wanted, in any order; null for all of them. The last layer computes nothing else
+    // beyond its attention, and writes to chosen (num_rows, hidden) in place of states.
+    const int64_t* rows = nullptr;
+    int64_t num_rows = 0;
+    void* chosen = nullptr;
 };
 
 class Encoder {
@@ -68,8 +74,14 @@ private:
                    void* out) const;
     void attend(const EncoderBatch&, const struct Workspace&) const;
     void feed_forward_int8(const Layer&, const void* a, int64_t rows, void* sum) const;
-    void run_group(const EncoderBatch&, int64_t begin, int64_t end) const;
+    // A group's share of EncoderBatch::rows: (token of the group, row of `chosen`), by token.
+    using Chosen = std::vector<std::pair<int64_t, int64_t>>;
+    void run_group(const EncoderBatch&, const Chosen* chosen, int64_t begin, int64_t end) const;
     void run_layer(const Layer&, const EncoderBatch&, const struct Workspace&, const void* x, void* out) const;
+    void run_last_layer(const Layer&, const EncoderBatch&, const struct Workspace&, const void* x, const Chosen&) const;
+    // All of a layer after its attention: rows of its result and of its input -> rows of the next state.
+    void finish_layer(const Layer&, const struct Workspace&, const void* context, const void* x, int64_t rows,
+                      void* out) const;
 
     EncoderSizes sizes_;
     std::unique_ptr<char, Free> memory_;

@@ -28,7 +28,7 @@ from ..packing import PackedBatch
 from ..weights.kin import read_bert_config
 from .patch_families import FAMILIES
 from .sentence_files import checked_modes, read_settings
-from .sentence_modules import dim_after, pool
+from .sentence_modules import dim_after, first_tokens, pool
 
 _TOKENIZE_AT_ONCE = 4096
 # Tokens computed at a time where the caller says nothing: a group of sequences for each thread (csrc/encoder.cpp).
@@ -277,8 +277,13 @@ class SentenceEncoder:
 
     def _vectors(self, rows: list[np.ndarray], device: torch.device, normalize: bool | None, skip: int) -> np.ndarray:
         batch = PackedBatch.from_sequences(rows).to(device)
-        hidden = self.model(batch, **plain_outputs(self.model)).last_hidden_state
-        vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode, skip) for mode in self.pooling], dim=-1)
+        if self.pooling == ("cls",) and device.type == "cpu" and self.model.last_layer_is_unseen():
+            # The last layer is computed for these tokens alone.
+            options = {"output_hidden_states": False, "output_attentions": False}
+            vectors = self.model.encode(batch, only=first_tokens(batch.cu_seqlens, skip), **options).hidden.float()
+        else:
+            hidden = self.model(batch, **plain_outputs(self.model)).last_hidden_state
+            vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode, skip) for mode in self.pooling], dim=-1)
         vectors = self.modules(vectors)
         if normalize is None and self.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)

@@ -24,6 +24,12 @@ _EMBEDDING = "sentence_embedding"
 _LARGEST = 1 << 20
 
 
+def first_tokens(cu_seqlens: Tensor, skip: int = 0) -> Tensor:
+    """(B,) int64, the tokens that ``cls`` pools; arguments as in `pool`."""
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    return torch.where(ends - starts > skip, starts + skip, starts)
+
+
 def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str, skip: int = 0) -> Tensor:
     """One vector per sequence.
 
@@ -39,11 +45,10 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str, skip: int = 0) -> Tensor
     """
     hidden = hidden.float()
     lengths = cu_seqlens.diff().long()
-    if mode in ("cls", "lasttoken"):
-        starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
-        if mode == "cls":
-            return hidden[torch.where(lengths > skip, starts + skip, starts)]
-        return hidden[ends - 1] * (lengths > skip)[:, None]
+    if mode == "cls":
+        return hidden[first_tokens(cu_seqlens, skip)]
+    if mode == "lasttoken":
+        return hidden[cu_seqlens[1:].long() - 1] * (lengths > skip)[:, None]
     if skip or mode == "weightedmean":
         starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
         positions = torch.arange(len(hidden), device=hidden.device) - starts

@@ -21,6 +21,7 @@ from ..modules.layer import BertLayer
 from ..modules.linear import is_watched
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
+from ..transforms import is_transformed
 from .inputs import Tokens, open_tokens
 from .pretrained import PreTrainedModel
 
@@ -155,6 +156,12 @@ class BertModel(PreTrainedModel):
             tuple(attentions) if keep_attentions else None,
         )
 
+    def last_layer_is_unseen(self) -> bool:
+        """Whether the last layer is fastbert's own, and no hook sees what it, the encoder or the model returns."""
+        encoder = self.encoder
+        last = encoder.layer[-1] if len(encoder.layer) else None
+        return type(last) is BertLayer and not any(map(is_watched, (self, encoder, *last.modules())))
+
     def forward(
         self,
         input_ids: Tensor | PackedBatch | None = None,
@@ -250,21 +257,21 @@ class BertHead(PreTrainedModel):
         return encoded_by(self.bert, *inputs, **options)
 
     def encode_for_pooled(self, *inputs: Any, **options: Any) -> Encoded:
-        """`encode` for a head that reads nothing but the pooled token. If ``last_layer`` is "needed", the last layer
-        computes no other one beyond its attention in training, unless somebody asks for its states or has hooks there,
-        or a BiLSTM reads them."""
+        """`encode` for a head that reads only the pooled token.
+
+        In evaluation on a CPU, and in training if ``last_layer`` is "needed", the last layer computes no other token
+        beyond its attention, unless its states are asked for, are seen by a hook or are read by a BiLSTM.
+        """
         config, keep_states = self.config, options.get("output_hidden_states")
         keep_states = config.output_hidden_states if keep_states is None else keep_states
-        wanted = self.last_layer == "needed" and self.training and self.bert.pooler is not None
-        if wanted and not keep_states and self._last_layer_is_unseen():
+        if self.training:
+            wanted = self.last_layer == "needed"
+        else:
+            graph = torch.compiler.is_compiling() or is_transformed()  # whose form this is not to change
+            wanted = self.device.type == "cpu" and not graph
+        if wanted and not keep_states and self.bert.pooler is not None and self.bert.last_layer_is_unseen():
             options["only_pooled"] = True
         return self.encode(*inputs, **options)
-
-    def _last_layer_is_unseen(self) -> bool:
-        """Whether the last layer is fastbert's own and nobody looks at what it, the encoder or the model returns."""
-        encoder = self.bert.encoder
-        last = encoder.layer[-1] if len(encoder.layer) else None
-        return type(last) is BertLayer and not any(map(is_watched, (self.bert, encoder, *last.modules())))
 
     def make_bilstm(self) -> int:
         """Creates ``bilstm`` if the configuration asks for one; returns the width of `token_states`."""

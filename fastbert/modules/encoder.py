@@ -100,7 +100,7 @@ class BertEncoder(nn.Module):
                 layout,
                 key,
                 keep_states=keep_states,
-                all_of_last=rows is None,
+                rows=rows,
                 between=go_on_with if shows else None,
             )
         x = first
@@ -108,7 +108,9 @@ class BertEncoder(nn.Module):
             count, after = ran
             if not shows:
                 states += after if show is None else [show(state)[0] for state in after]
-            x = after[-1] if rows is None or count < len(self.layer) else after[-1].index_select(0, rows)
+            x = after[-1]
+            if rows is not None and keep_states and count == len(self.layer):
+                x = x.index_select(0, rows)
         attentions: list[Tensor | None] = [None] * count
         for number, layer in enumerate(list(self.layer)[count:], count + 1):
             wanted = rows if number == len(self.layer) else None

@@ -43,7 +43,7 @@ def run_stack(
     key: DropoutKey | None,
     *,
     keep_states: bool,
-    all_of_last: bool,
+    rows: Tensor | None = None,
     between: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, list[Tensor]] | None:
     """Runs the layers of a `BertEncoder` in one op; None if they must be called one by one.
@@ -53,7 +53,8 @@ def run_stack(
     recorded by autograd once a backward pass has come.
 
     Args:
-        all_of_last: False if only some tokens of the last layer are needed, which may then be left to the caller.
+        rows: (R,) int64, the tokens whose last state is needed; None for all. On a GPU the last layer is then left to
+            the caller. On a CPU the last state is (R, H), unless ``keep_states`` asks for whole states.
         between: in a recorded pass, called with the state after each layer; the next layer reads what it returns.
 
     Returns:
@@ -73,7 +74,7 @@ def run_stack(
     modules = list(encoder.layer)
     kind = _kind(modules, encoder.config)
     layers = None if kind is None else _plain_parameters(modules, stack, kind)
-    if layers is not None and not (all_of_last or on_cpu):
+    if layers is not None and rows is not None and not on_cpu:
         layers = stack.found[2]
     if not layers:
         return None
@@ -90,6 +91,7 @@ def run_stack(
         bias=layout.bias,
         dropouts=None if key is None else [module.dropouts(key) for module in modules],
         between=between,
+        rows=rows if on_cpu and not keep_states else None,
     )
     return None if states is None else (len(layers), states)
 

@@ -22,6 +22,7 @@ from .encoder import (
     PackedEncoder,
     check_int8,
     check_shapes,
+    chosen_rows,
     each_once,
     is_int8,
     is_recorded,
@@ -171,13 +172,14 @@ _LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters
 
 def _forward(
     x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, nheads: int, eps: float, approximate: str, keep_states: bool,
-    bias: Tensor | None, held: dict[str, object] | None = None,
+    bias: Tensor | None, held: dict[str, object] | None = None, chosen: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The states (L, T, H) after every layer, or (1, T, H) after the last.
 
     Args:
         tensors: those of all layers, one after the other.
         held: that of the `PackedEncoder`; None in a compiler's graph, where it is found by the last matrix.
+        chosen: (R,) int64, the tokens whose last state is returned, (1, R, H); None for all of them.
     """
     given, cu_seqlens = x.detach(), cu_seqlens.to(torch.int32).contiguous()
     x = _widened(given).contiguous()
@@ -195,9 +197,15 @@ def _forward(
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
     rows = bias_rows(bias, cu_seqlens)
     batch = (x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences, native_bias(rows))
+    out = states
+    if chosen is not None:
+        chosen, out = chosen.contiguous(), x.new_empty(1, len(chosen), x.shape[1])
+        batch = (*batch, chosen.data_ptr(), len(chosen), out.data_ptr())
     if not native.run(*batch):
+        if chosen is not None and not bool(((chosen >= 0) & (chosen < x.shape[0])).all()):
+            raise InputError(f"rows must be among the {x.shape[0]} tokens of x, got {chosen.tolist()}")
         raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")
-    return states.to(given.dtype)
+    return out.to(given.dtype)
 
 
 def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias) -> Tensor:
@@ -246,11 +254,12 @@ def _encoder(
     causal: bool = False,
     bias: Tensor | None = None,
     between: Callable[[Tensor], Tensor] | None = None,
+    rows: Tensor | None = None,
 ) -> list[Tensor]:
     tensors = (packed or PackedEncoder()).tensors(layers)
     arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
     if torch.compiler.is_compiling():
-        return list(_op(*arguments).unbind())
+        return chosen_rows(list(_op(*arguments).unbind()), rows)
     held = {} if packed is None else packed.held
     if packed is not None and not held:  # so that the same model, compiled, finds what is packed here
         _held.keep(tensors[_LAST_MATRIX], held)
@@ -258,5 +267,6 @@ def _encoder(
         states = _forward(*arguments, held).unbind()
         kept = packed or PackedEncoder()
         call = _cpu_encoder_gradient.Call(max_seqlen, nheads, eps, approximate, kept, bias is not None)
-        return _cpu_encoder_gradient.deferred(states, x, tensors, cu_seqlens, bias, call, between)
-    return list(_forward(*arguments, held).unbind())
+        states = _cpu_encoder_gradient.deferred(states, x, tensors, cu_seqlens, bias, call, between)
+        return chosen_rows(states, rows)
+    return list(_forward(*arguments, held, rows).unbind())

@@ -27,7 +27,7 @@ from . import _cpu, _cuda, _dispatch, _double_backward, _graph_mode, _invariant,
 from ._needed_gradients import needed_gradients
 from ._triton_linear import weight_gradient
 from ._triton_replay import EncoderReplays
-from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8, is_recorded
+from .encoder import LayerDropouts, LayerParameters, PackedEncoder, chosen_rows, is_int8, is_recorded
 from .linear_fp8 import product_dtype
 
 # Without a gradient, query, key and value are one product from this many tokens on: with fewer, two more products take
@@ -249,12 +249,13 @@ def _encoder(
     causal: bool = False,
     bias: None = None,
     between: Callable[[Tensor], Tensor] | None = None,
+    rows: Tensor | None = None,
 ) -> list[Tensor]:
     call = _Call(cu_seqlens, max_seqlen, nheads, eps, approximate == "tanh", causal, product_dtype(x))
     if dropouts is None and not keep_states and packed is not None and _graph_mode.wanted():
         last = _replayed(x, layers, call, packed)
         if last is not None:
-            return [last]
+            return chosen_rows([last], rows)
     records, states = torch.is_grad_enabled(), []
     for number, p in enumerate(layers):
         of_layer: Sequence[Dropout | None] = (None,) * 3 if dropouts is None else dropouts[number]
@@ -265,7 +266,7 @@ def _encoder(
             x, _ = _forward(x, p, call, random, keep=False)
         x = x if between is None else between(x)
         states = [*states, x] if keep_states else [x]
-    return states
+    return chosen_rows(states, rows)
 
 
 def _replayed(x: Tensor, layers: Sequence[LayerParameters], call: _Call, packed: PackedEncoder) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import reference
 from ..errors import InputError
 from ..rng import Dropout
+from ..wording import dtype_name
 from . import _dispatch
 from ._int8_weights import packed_shape, unpack_int8
 from .attention import check_bias
@@ -141,10 +142,17 @@ def _unpacked(layers: Sequence[LayerParameters]) -> list[LayerParameters]:
 
 
 @_dispatch.register("encoder", "reference")
-def _reference(x, layers, cu_seqlens, max_seqlen, *, packed=None, keep_states=True, **options) -> list[Tensor]:
+def _reference(
+    x, layers, cu_seqlens, max_seqlen, *, packed=None, keep_states=True, rows=None, **options
+) -> list[Tensor]:
     layers = _unpacked(layers) if is_int8(layers) else layers
     states = reference.encoder(x, layers, cu_seqlens, max_seqlen, **options)
-    return states if keep_states else states[-1:]
+    return chosen_rows(states if keep_states else states[-1:], rows)
+
+
+def chosen_rows(states: list[Tensor], rows: Tensor | None) -> list[Tensor]:
+    """The states, but of the last one only these rows; all of them for None."""
+    return states if rows is None else [*states[:-1], states[-1].index_select(0, rows)]
 
 
 def encoder(
@@ -161,6 +169,7 @@ def encoder(
     dropouts: Sequence[LayerDropouts] | None = None,
     causal: bool = False,
     bias: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> list[Tensor]:
     """Applies layers LN(a + dropout(W_2 gelu(W_1 a))) with a = LN(x + dropout(W_o attention(x))), one after the other.
 
@@ -177,6 +186,8 @@ def encoder(
         dropouts: rate and place in the random stream of each layer's three dropouts; None for no dropout.
         causal: whether a token attends only to itself and to earlier tokens.
         bias: added to the scores in every layer, as in `attention`; or None.
+        rows: (R,) int64, without ``keep_states``: the tokens whose state is returned, in any order, (R, H). The CPU
+            kernels compute the last layer beyond its attention for these alone.
 
     Returns:
         a list of (T, H) tensors, dtype of the products. The CPU kernels have no dropout and no causal attention, and
@@ -188,9 +199,9 @@ def encoder(
     Ref:
         Vaswani et al. 2017, section 3; Devlin et al. 2019, section 3.
     """
-    _check(x, layers, nheads, packed, bias, max_seqlen)
+    _check(x, layers, nheads, packed, bias, max_seqlen, keep_states, rows)
     options = {"nheads": nheads, "eps": eps, "approximate": approximate, "keep_states": keep_states, "packed": packed}
-    options |= {"dropouts": dropouts, "causal": causal, "bias": bias}
+    options |= {"dropouts": dropouts, "causal": causal, "bias": bias, "rows": rows}
     return _dispatch.call("encoder", x, layers, cu_seqlens, max_seqlen, **options)
 
 
@@ -227,7 +238,8 @@ def fused_encoder(
     kernel = _dispatch.fused("encoder", x, layers, cu_seqlens, max_seqlen, **options)
     if kernel is None:
         return None
-    _check(x, layers, options["nheads"], packed, bias, max_seqlen)
+    rows = options.get("rows")
+    _check(x, layers, options["nheads"], packed, bias, max_seqlen, options.get("keep_states", False), rows)
     return kernel(x, layers, cu_seqlens, max_seqlen, **options)
 
 
@@ -238,8 +250,15 @@ def _check(
     packed: PackedEncoder | None,
     bias: Tensor | None,
     max_seqlen: int,
+    keep_states: bool,
+    rows: Tensor | None,
 ) -> None:
     """Raises InputError for arguments that `encoder` cannot take."""
+    if rows is not None and (keep_states or rows.dim() != 1 or rows.dtype != torch.int64):
+        raise InputError(
+            f"encoder: expected rows (R,) int64 without keep_states, got {tuple(rows.shape)} {dtype_name(rows.dtype)}"
+            f"{' with it' if keep_states else ''}"
+        )
     if x.dim() != 2 or not layers:
         raise InputError(
             f"encoder: expected x (T, H) and at least one layer, got {tuple(x.shape)}, {len(layers)} layers"

@@ -203,13 +203,6 @@ def test_states_that_are_asked_for_are_of_all_tokens():
     assert [len(state) for state in model(packed, **given).hidden_states] == [33] * 3
 
 
-def test_in_evaluation_all_of_the_layer_is_one_call_as_before(monkeypatch):
-    model, given, packed, _ = pooled_only(BertForSequenceClassification)
-    rows = rows_of_the_last_layer(monkeypatch)
-    model.eval()(packed, **given)
-    assert set(rows) <= {33}
-
-
 def test_by_default_all_of_it_is_computed(monkeypatch):
     model, given, packed, _ = pooled_only(BertForSequenceClassification)
     del model.last_layer

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 from close import assert_close
-from levels import INT8_LEVELS, LEVELS, TILES
+from levels import INT8_LEVELS, LEVELS, TILES, threads
 from torch import nn
 
 import fastbert
@@ -78,6 +78,45 @@ def test_every_state_is_right(level, dtype, act, biased, restore_isa):
     assert torch.equal(states[-1], last)
     for number, (ours, truth, rounded) in enumerate(zip(states, true, same, strict=True)):
         assert_close(ours, truth, rounded, what=f"state {number}")
+
+
+@pytest.mark.parametrize("level", INT8_LEVELS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "int8", "int8, bf16"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_chosen_rows_have_the_bits_of_all_rows(level, precision, count, restore_isa):
+    """In any order, again and again, in groups of sequences by thread (two threads) and in one."""
+    _native.extension().set_isa(level)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32}.get(precision, torch.bfloat16)
+    encoder = small_encoder(dtype)
+    if "int8" in precision:
+        encoder = fastbert.quantize(encoder)
+    lengths = (51, 1, 0, 24, 130, 60, 0, 75, 99, 20)
+    x, cu_seqlens, max_seqlen = batch(lengths=lengths, dtype=dtype)
+    options = {"nheads": 3, "eps": encoder.config.layer_norm_eps}
+    rows = torch.tensor([459, 0, 51, 52, 52, 52, 76, 206, 205, 265, 266, 266, 340, 439, 458, 1, 0])
+    every = torch.randperm(len(x)).repeat(2)  # more than a block of rows
+    with torch.no_grad(), fastbert.backend("cpu"), threads(count):
+        (whole,) = ops.encoder(x, parameters(encoder), cu_seqlens, max_seqlen, **options)
+        for chosen in (rows, every, rows[:0]):
+            (found,) = ops.encoder(x, parameters(encoder), cu_seqlens, max_seqlen, rows=chosen, **options)
+            assert torch.equal(found, whole[chosen])
+
+
+def test_rows_that_are_not_there_are_refused():
+    encoder, (x, cu_seqlens, longest) = small_encoder(num_hidden_layers=1), batch(lengths=(5, 3))
+    options = {"nheads": 3, "eps": 1e-3}
+
+    def call(rows, **more):
+        ops.encoder(x, parameters(encoder), cu_seqlens, longest, rows=rows, **options, **more)
+
+    with torch.no_grad():
+        for rows in (torch.tensor([8]), torch.tensor([0, -1])):
+            with pytest.raises(InputError, match=r"rows must be among the 8 tokens of x, got \["):
+                call(rows)
+        with pytest.raises(InputError, match=r"expected rows \(R,\) int64 without keep_states, got \(1,\) int32$"):
+            call(torch.tensor([1], dtype=torch.int32))
+        with pytest.raises(InputError, match=r"got \(1,\) int64 with it$"):
+            call(torch.tensor([1]), keep_states=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
