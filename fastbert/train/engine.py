@@ -61,7 +61,7 @@ class LocalEngine:
 
     world = World()
     loss_scale = 1.0
-    # Whether ops may add to gradients themselves (`ops.gradients_in_place`); not if hooks on autograd's gradients run.
+    # Whether ops may add to gradients themselves (`ops.gradients_in_place`); not if hooks wait for autograd's.
     gradients_in_place = True
 
     def __init__(

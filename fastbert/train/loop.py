@@ -175,7 +175,7 @@ class PretrainLoop:
     def run(self) -> PretrainResult:
         """Trains to the end, or to a signal."""
         if self.total_steps == 1 and not phases.learning_rate(self.config, self.phase, 0.0):
-            self.console.say("no weight will change: the only step is the first of the warm-up, at rate 0 (--warmup 0)")
+            self.console.say("the only step is the first of the warm-up, at rate 0: no weight changes (add --warmup 0)")
         stopped = None
         self.model.train()
         log = self._open_log()

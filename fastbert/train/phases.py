@@ -139,7 +139,7 @@ def total_steps(config: PretrainConfig) -> int | None:
 
 
 def mean_micro_batch(data: PretrainingData, token_budget: int) -> tuple[float, float]:
-    """Sequences and tokens in a micro-batch, on average over the first epoch."""
+    """The mean numbers of sequences and of tokens in a micro-batch, over the first epoch."""
     lengths, count = data.lengths(0), max(len(data.batches(0, token_budget)), 1)
     return len(lengths) / count, float(lengths.sum()) / count
 

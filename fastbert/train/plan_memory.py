@@ -45,9 +45,9 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
     """Bytes of parameters, gradients and optimiser state on a rank (Rajbhandari et al. 2020, section 3).
 
     Without DeepSpeed, and at stage 0 in fp32, weights, gradients and the two moments are float32. Otherwise weights
-    have the run's precision; gradients are summed in it too, except in bf16 at stages 2 and 3, in float32; and the
-    optimiser has float32 master weights besides its moments. In fp8 each weight has an 8-bit copy and its transpose
-    besides; they are counted for all parameters, although embeddings and heads have none.
+    have the run's precision; gradients are summed in it too, but in float32 for bf16 at stages 2 and 3; and the
+    optimiser has float32 master weights besides its moments. In fp8 each weight also has an 8-bit copy and its
+    transpose, which are counted for all parameters, although embeddings and heads have none.
 
     Args:
         parameters: the number of parameters, tied ones counted once.

@@ -86,7 +86,7 @@ def collectives(
 
 
 def sent(step: list[Collective], ranks: int, gloo: bool = False) -> float:
-    """Bytes that each rank sends in a step."""
+    """Bytes that each rank sends in a step with these collectives (see `Collective.sent`)."""
     return sum(collective.sent(ranks, gloo) for collective in step)
 
 

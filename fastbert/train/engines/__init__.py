@@ -19,9 +19,11 @@ def make(
     idle: Sequence[torch.nn.Parameter] = (),
     **options,
 ) -> LocalEngine:
-    """The engine for this many processes.
+    """The engine for the number of processes.
 
     Args:
+        model, optimizer: as in `LocalEngine`.
+        world: this process among those that train together; their process group is open if there are several.
         deepspeed: a configuration (`deepspeed_config.configuration`), to train under DeepSpeed.
         idle: parameters that get no gradient from any loss.
         options: those of `LocalEngine`.

@@ -65,7 +65,7 @@ class DDPEngine(LocalEngine):
             return distributed.total(values)
 
 
-def _sum(timer, bucket):  # without annotations: torch checks them, and refuses them as the strings that they are here
+def _sum(timer, bucket):  # no annotations: torch checks them, and refuses postponed ones, which are strings
     began = timer.mark()
 
     def arrived(done):

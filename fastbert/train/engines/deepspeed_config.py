@@ -26,7 +26,7 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
 
     Raises:
         InputError: the file is not a configuration, contradicts an option, or names an optimiser or a scheduler, which
-            are set by the run's options; or the precision cannot be had under DeepSpeed.
+            are set by the run's options; or DeepSpeed does not support the precision.
     """
     if precision == "fp8":
         raise InputError("precision fp8 does not go with DeepSpeed, which keeps the weights themselves in 16 bits")

@@ -123,7 +123,7 @@ class DeepSpeedEngine(LocalEngine):
         with self.timer.part("optimizer"):
             norm = self._take_step()
         self.loss_scale = float(getattr(self.deepspeed.optimizer, "loss_scale", 1.0))
-        # DeepSpeed writes through `.data`, which does not change versions, by which caches of packed weights go.
+        # DeepSpeed writes through `.data`, which does not change versions, on which caches of packed weights depend.
         torch.autograd.graph.increment_version(list(self.model.parameters()))
         self._count(norm, hopeless=self.loss_scale == before)
         return norm
@@ -228,7 +228,7 @@ class DeepSpeedEngine(LocalEngine):
         self._restore_counters(state)
 
     def _check_convertible(self, path: Path, saved: dict) -> None:
-        """Raises CheckpointError if DeepSpeed's universal format cannot bridge the stages, before DeepSpeed crashes."""
+        """Raises CheckpointError if DeepSpeed cannot convert between the stages, where it would end in a traceback."""
         stages = next((pair for pair in _ALIKE if saved["stage"] in pair), ())
         if self.stage not in stages:
             with_same = f"{' or '.join(map(str, stages))}, any number of ranks" if stages else "0 in the same precision"
