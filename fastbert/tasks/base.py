@@ -39,7 +39,7 @@ class Row:
         texts: one text, a pair, or whatever the task's `encode` expects.
         label: what the metric compares predictions with; None if the file has no labels (a test set).
         source: what this and other rows were taken from, such as a video or the number of an article in the file; None
-            if the file does not say.
+            if the file does not tell.
     """
 
     id: str
@@ -84,8 +84,8 @@ class Task(abc.ABC):
         metrics: names of the metrics; the first chooses the best epoch, and larger is better.
         submission: the official name of a file of predictions.
         bad_rows: what to do with rows that `read` cannot use.
-        predicting: whether rows are read to be predicted. Then a label that the task does not have counts as no label,
-            where else it makes a bad row, and the ids of a file that has them must differ.
+        predicting: whether rows are read to be predicted. If so, a label that the task does not have counts as no label
+            instead of making a bad row, and the ids of a file that has them must differ.
         streams: whether the prediction for a row does not depend on other rows. Then rows are taken from `rows`, and
             predicted a few at a time.
         label_place: where a file has its labels, in words for messages.
@@ -127,33 +127,33 @@ class Task(abc.ABC):
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
         """Yields the rows of `read` one by one; a task that `streams` does so in constant memory if the file's format
-        allows it. What only all labels together tell is not checked."""
+        allows it. Checks that need all labels at once are left out."""
         return iter(self.read(path))
 
     def check_id(self, name: str, seen: set[str], numbered: bool = False) -> None:
-        """Raises ValueError for an id that a line of a submission cannot contain. Of rows to be predicted, also for an
-        empty or repeated one, since predictions are matched by id.
+        """Raises ValueError for an id that cannot be written in a line of a submission. When predicting, also for an
+        empty or repeated id, since predictions are matched by id.
 
         Args:
             name: the id.
             seen: the ids of earlier rows, to which this one is added; numbered rows add "".
-            numbered: the file has no id for this row, which is numbered. Then it must have none for any row.
+            numbered: the file has no id for this row, so its number is used. Then no row of it may have an id.
         """
         if any(mark in name for mark in "\t\n\r"):
-            raise ValueError(f"expected an id that a line of a submission has a place for, got {name!r:.60}")
+            raise ValueError(f"expected an id without tabs and line ends, got {name!r:.60}")
         if not self.predicting:
             return
         if numbered:
             if seen and "" not in seen:
-                raise ValueError("expected an id as in the rows before, by which predictions are told apart, got none")
+                raise ValueError("expected an id as in the rows before, since predictions are matched by id, got none")
             seen.add("")
             return
         if "" in seen:
             raise ValueError(f"expected no id, as in the rows before, which are numbered, got {name!r:.60}")
         if not name:
-            raise ValueError("expected an id, by which predictions are told apart, got an empty one")
+            raise ValueError("expected an id, since predictions are matched by id, got an empty one")
         if name in seen:
-            raise ValueError(f"expected every id once, by which predictions are told apart, got {name} again")
+            raise ValueError(f"expected every id once, since predictions are matched by id, got {name} again")
         seen.add(name)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
@@ -163,7 +163,7 @@ class Task(abc.ABC):
     def sources(self, row: Row) -> tuple[Hashable | None, ...]:
         """What a row was taken from, from the largest unit to the smallest, each None if unknown; by default its
         ``source`` and its first text. Rows of one source are not split between training and evaluation, since the model
-        would recognise in the one what it has learned from the other."""
+        could recognise in one what it has seen in the other."""
         return row.source, row.texts[0]
 
     def unlabelled(self, rows: Sequence[Row]) -> str:
@@ -171,17 +171,17 @@ class Task(abc.ABC):
         return "a file without them"
 
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
-        """Takes from the training rows what the head depends on, such as the names of labels; by default nothing."""
+        """Finds out from the training rows what the head depends on, such as the labels; by default nothing."""
 
     def restore(self, config: ModelConfig) -> None:  # noqa: B027
         """Restores from a fine-tuned model's configuration what `learn` and `settle` found; by default nothing."""
 
     def settle(self, rows: Sequence[Row], predictions: Sequence, config: ModelConfig) -> list:
-        """Chooses from the best epoch's dev predictions what later predictions depend on, such as a threshold, and
-        stores it in the model's configuration for `restore`; by default nothing.
+        """Chooses what later predictions depend on, such as a threshold, from the best epoch's predictions for the dev
+        rows, and stores it in the model's configuration for `restore`; by default nothing.
 
         Returns:
-            the predictions under that choice.
+            the predictions with that choice.
         """
         return list(predictions)
 
@@ -196,7 +196,7 @@ class Task(abc.ABC):
         Raises:
             InputError: an option does not apply to this kind of model.
         """
-        # A model on frozen features reads them token by token, in BERT's sequences.
+        # A head on frozen features reads BERT's sequences, whatever the model below it is.
         self.transform = None if getattr(config, "feature_layers", None) else Transform.of(config)
         if self.auxiliary_lm and self.transform is None:
             raise InputError(f"auxiliary_lm is the loss of a language model's next words, got a {config.model_type}")
@@ -253,7 +253,7 @@ class Task(abc.ABC):
         return {}
 
     def errors(self, rows: Sequence[Row], predictions: Sequence) -> Iterable[dict]:
-        """The rows that were predicted wrongly, for people to read."""
+        """A dictionary for each row that was predicted wrongly, to be read by people."""
         for row, prediction in zip(rows, predictions, strict=True):
             if row.label != prediction:
                 yield {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": prediction}
@@ -291,7 +291,7 @@ class LabelColumns:
 
 
 def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-    """The rows with labels; the others are bad rows (SNLI has some without, where its annotators disagreed).
+    """The rows with labels; the others are bad rows (SNLI has some without, on which its annotators disagreed).
 
     Args:
         task: the task that read the rows from the path.
@@ -330,7 +330,7 @@ def check_fit(tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> Non
         raise InputError(f"max_seqlen must be {bound}, got {max_seqlen}")
     first = names_of(tokenizer).cls_token
     if config.model_type == "bert" and tokenizer.token_to_id(first) is None:
-        raise InputError(f"a BERT reads {first} first, got a tokenizer that has no such token")
+        raise InputError(f"a BERT's input begins with {first}, got a tokenizer without this token")
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if largest >= config.vocab_size:
         raise InputError(

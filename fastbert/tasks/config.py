@@ -22,7 +22,7 @@ RECIPES: dict[str, dict] = {
 `FinetuneConfig`'s defaults."""
 
 FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
-"""For a randomly initialised BiLSTM on the features of a frozen BERT; the paper does not give a recipe."""
+"""The recipe for a randomly initialised BiLSTM on the features of a frozen BERT; the paper does not give one."""
 
 
 _MOST = 100_000
@@ -90,8 +90,8 @@ class FinetuneConfig(TaskOptions):
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 keeps fp32 weights and multiplies in bfloat16."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
-    """Fill batches up to a few shapes, for each of which a GPU replays one graph of the whole step: auto = on one GPU,
-    where the head allows it; on = fail where it cannot be had (a CPU computes the same batches without a graph)."""
+    """Pad batches to a few shapes, for each of which a GPU replays one graph of the whole step: auto = on one GPU, if
+    the head allows it; on = fail if it is not possible (a CPU computes the same batches without a graph)."""
     zero: int | None = None
     """Train under DeepSpeed with this stage of ZeRO, 0, 1 or 2; several processes without it train under torch DDP."""
     deepspeed: str | None = None
@@ -103,10 +103,9 @@ class FinetuneConfig(TaskOptions):
     log_every: int = 20
     """Steps between two lines of metrics.jsonl."""
     save_every: int | None = None
-    """Steps between checkpoints; without it there is one where ten minutes have passed since the last. They are removed
-    when the run has ended well."""
+    """Steps between checkpoints; by default one every ten minutes. They are removed when the run has ended normally."""
     keep: int = 2
-    """Checkpoints kept; each is of three to five times the model's size."""
+    """Checkpoints kept; each has three to five times the model's size."""
     resume: Literal["auto"] | None = None
     """auto = continue from the newest valid checkpoint of --out, or start anew; finished trainings of --restarts and
     --grid are not repeated. With the same kernels and as many threads as before, the run ends with the same bits as one
@@ -155,14 +154,14 @@ class SearchConfig:
             if self.grid and not getattr(self, name):
                 raise InputError(f"{name} must hold at least one value, got none")
             if not self.grid and getattr(self, name) != getattr(SearchConfig, name):
-                raise InputError(f"{name} belongs to grid, got it without, which would train once")
+                raise InputError(f"{name} belongs to grid, got it without grid, which trains only once")
 
     def trials(self, config: FinetuneConfig) -> list[FinetuneConfig]:
-        """The recipe of every training: those of one combination follow each other.
+        """The recipes of all trainings; those of one combination follow each other.
 
         Raises:
-            InputError: a value of the grid is none for a recipe, or batches are to be cut by tokens, which leaves
-                nothing for a grid's batch sizes.
+            InputError: a value of the grid is not valid in a recipe, or token_budget is set, which makes the grid's
+                batch sizes meaningless.
         """
         if self.grid and config.token_budget is not None:
             raise InputError(f"the grid tries batch sizes, expected no token_budget, got {config.token_budget}")

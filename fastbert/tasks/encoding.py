@@ -1,4 +1,4 @@
-"""Text to ids for tasks: one sentence or a pair, cut to a length, no padding."""
+"""Encoding texts for tasks: one text or a pair, truncated, without padding."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 CHUNK = 512
-"""Texts encoded at a time, at most: the library's encodings are many times as large as what is kept of them."""
+"""The most texts encoded at a time: the library's encodings take many times the memory of what is kept of them."""
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """A row as ids and types, both (n,) int32, and whether tokens were cut off to fit."""
+    """A row as ids and token types, both (n,) int32, and whether tokens were cut off to fit."""
 
     ids: np.ndarray
     type_ids: np.ndarray
@@ -29,7 +29,8 @@ class EncodedRow:
 
 
 def private_copy(tokenizer: Tokenizer, max_seqlen: int | None) -> Tokenizer:
-    """A copy without padding, cutting at max_seqlen: the settings live in the tokenizer, and the caller's stay."""
+    """A copy that truncates to max_seqlen and does not pad. These settings are stored in a tokenizer, and the caller's
+    must not change."""
     copy = type(tokenizer).from_str(tokenizer.to_str())
     copy.no_padding()
     cut_at(copy, max_seqlen)
@@ -37,21 +38,23 @@ def private_copy(tokenizer: Tokenizer, max_seqlen: int | None) -> Tokenizer:
 
 
 def encodings_of(inputs: Sequence[Any], encoder: Tokenizer, **options: Any) -> Iterator[Encoding]:
-    """What ``encode_batch`` gives for the inputs, in flat memory as long as nobody keeps it."""
+    """Yields what ``encode_batch`` returns for the inputs, in chunks, so that memory does not grow with their
+    number."""
     for chunk in chunks(inputs, CHUNK):
         yield from encoder.encode_batch(chunk, **options)
 
 
 def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[EncodedRow]:
-    """Encodes rows of one text or of a pair, with [CLS] and [SEP], cut as `data.truncation.kept_tokens` says.
+    """Encodes rows of one text or a pair, with [CLS] and [SEP], truncated to max_seqlen tokens by
+    `data.truncation.kept_tokens`; None truncates nothing.
 
     Raises:
-        InputError: max_seqlen has no room for the marks alone, with which the library would cut nothing.
+        InputError: max_seqlen has no room for the special tokens.
     """
     inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
     marks = tokenizer.num_special_tokens_to_add(any(isinstance(row, tuple) for row in inputs))
     if max_seqlen is not None and max_seqlen < marks:
-        raise InputError(f"max_seqlen must hold the marks around texts alone, {marks}, got {max_seqlen}")
+        raise InputError(f"max_seqlen must be at least {marks}, the number of special tokens, got {max_seqlen}")
     side = side_of(tokenizer)
     return [_cut(encoding, max_seqlen, side) for encoding in encodings_of(inputs, private_copy(tokenizer, None))]
 

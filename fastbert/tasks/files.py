@@ -20,17 +20,19 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, str]]:
-    """Lines of a UTF-8 file with their numbers from 1, without byte-order mark and line end (LF, CRLF, or CR alone).
+    """The lines of a UTF-8 file with their numbers from 1, without byte-order mark and line end (LF, CRLF, or CR
+    alone).
 
-    Only line feeds end a line: characters such as U+2028 or U+0085 are text and occur in real data sets.
+    Other characters that Unicode counts as line ends, such as U+2028 and U+0085, are text; they occur in real data.
 
     Args:
-        path: the file, unpacked if it is called .gz, or ``-`` for standard input.
-        bad_rows: where lines go that are not UTF-8, nor in its ``encoding``, or hold a NUL byte (a binary file, or
-            UTF-16).
+        path: the file, which is unpacked if its name ends in .gz; ``-`` for standard input.
+        bad_rows: what to do with lines that are neither UTF-8 nor in its ``encoding``, or contain a NUL byte (a binary
+            file, or UTF-16).
 
     Raises:
-        DataError: text in UTF-16, or a compressed file of another name, or a damaged one; or by bad_rows.
+        DataError: the text is UTF-16, or the file is compressed but not called so, or damaged; or by bad_rows.
+        InputError: the path is a directory.
     """
     if os.fspath(path) == "-":
         yield from _decode_lines(sys.stdin.buffer, called(path), bad_rows)
@@ -54,9 +56,9 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
         try:
             text = bad_rows.decode(raw)
         except UnicodeDecodeError as error:
-            # Its quotes and dashes are control characters in Latin-1, which it holds otherwise: tokenizers drop them.
+            # Not latin-1: there, Windows' quotes and dashes are control characters, which tokenizers drop.
             hint = "iconv -f windows-1252 -t utf-8 converts Windows' and Latin-1's Western text"
-            if bad_rows.hint and bad_rows.encoding is None:  # of a command that has this option
+            if bad_rows.hint and bad_rows.encoding is None:  # commands that set a hint have this option
                 hint += ", --fallback-encoding windows-1252 reads it"
             expected = "UTF-8" if bad_rows.encoding is None else f"UTF-8 or {bad_rows.encoding}"
             got = f"0x{raw[error.start]:02x} at byte {error.start + 1}; {hint}"
@@ -68,10 +70,12 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
 def read_json_lines(
     path: str | os.PathLike, bad_rows: BadRows = STRICT, lines: Iterable[tuple[int, str]] | None = None
 ) -> Iterator[tuple[int, dict]]:
-    """Objects of a JSON-lines file with their line numbers; empty lines are passed over, others are bad rows.
+    """The objects of a JSON-lines file with their line numbers; empty lines are skipped.
 
     Args:
-        lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
+        path: the file; ``-`` for standard input.
+        bad_rows: what to do with lines that are not JSON objects.
+        lines: the file's lines, from `read_lines` with the same bad_rows; None to read them here.
     """
     where = called(path)
     for number, line in read_lines(path, bad_rows) if lines is None else lines:
@@ -91,10 +95,15 @@ def read_json_lines(
 
 
 def load_json(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> tuple[Any, str]:
-    """The value of a JSON file (with or without byte-order mark; ``-`` is standard input), and its text.
+    """The value of a JSON file, and its text.
 
     Args:
-        bad_rows: its ``encoding`` is that of a file which is not UTF-8; what is wrong is raised all the same.
+        path: the file, with or without a byte-order mark; ``-`` for standard input.
+        bad_rows: its ``encoding`` is that of a file that is not UTF-8; nothing is skipped.
+
+    Raises:
+        DataError: the file cannot be decoded, or is not JSON.
+        InputError: the path is a directory.
     """
     if Path(path).is_dir():
         raise InputError(f"{path} is a directory, expected a file")
@@ -104,7 +113,7 @@ def load_json(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> tuple[Any,
 
 
 def parse_json(text: str, path: str | os.PathLike) -> Any:
-    """The value of a text that is a whole file; raises DataError with its line."""
+    """The value of the JSON text of a whole file. Raises DataError, with the line if it is known."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -117,7 +126,7 @@ def parse_json(text: str, path: str | os.PathLike) -> Any:
 
 
 def check_text(text: str) -> None:
-    """Raises ValueError for half of a pair of surrogates, which JSON may hold and which is no text."""
+    """Raises ValueError for a lone surrogate, which JSON can contain, but which is not valid Unicode text."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -130,17 +139,22 @@ def shorten(text: str, width: int = 60) -> str:
 
 
 def of_rows(found: Mapping[str, Any], rows: Sequence, path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list:
-    """Predictions from a file, by the ids of their rows, in the order of the rows. Where bad rows were left out, so is
-    what the file predicts for them.
+    """Predictions from a file in the order of the rows.
+
+    Args:
+        found: the predictions by the id of their row.
+        rows: the rows.
+        path: the file, for messages.
+        bad_rows: if it has skipped rows, predictions for unknown rows are ignored.
 
     Raises:
-        DataError: two rows of one id; a row without a prediction; a prediction for no row.
+        DataError: two rows have the same id; a row has no prediction; a prediction has no row.
     """
     known = Counter(row.id for row in rows)
     twice = next((name for name, count in known.items() if count > 1), None)
     if twice is not None:
         raise DataError(
-            f"{path}: expected every row's id once, by which predictions are told apart, got {shorten(twice)} twice"
+            f"{path}: expected every row's id once, since predictions are matched by id, got {shorten(twice)} twice"
         )
     missing = [row.id for row in rows if row.id not in found]
     unknown = [] if bad_rows.reasons else [name for name in found if name not in known]

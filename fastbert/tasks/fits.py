@@ -1,4 +1,4 @@
-"""Whether a model can do what a task and its options ask of it: told before rows are read or a model trained."""
+"""Whether a model supports a task and its options, checked before rows are read."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from .features import MIX, check_layers
 from .text import TextTask
 
 FROZEN = ("elmo", "static")
-"""Kinds that no task trains: they are looked at."""
+"""Kinds of models of which only the features can be used."""
 
 
 def check_model(task: Task, kind: str, layers: int, options: TaskOptions) -> None:
-    """Raises InputError where a fine-tuning would end in one, whatever its rows are.
+    """Raises InputError if fine-tuning would fail whatever the rows are.
 
     Args:
-        task: with the features that it is to be trained on, if any.
+        task: with ``features`` set, if a head is to be trained on features.
         kind, layers: model_type and number of layers of the model.
+        options: the task's options.
     """
     features = getattr(task, "features", None)
     if features is not None:
         if features != MIX:
-            check_layers(features, max(layers, 1))  # static vectors are a layer of their own
+            check_layers(features, max(layers, 1))  # static vectors count as one layer
     elif kind in FROZEN:
-        raise InputError(f"a model of type {kind} is not fine-tuned, expected features, got none")
+        raise InputError(f"a model of type {kind} cannot be fine-tuned, expected features, got none")
     elif kind != "bert" and task.name != "swag" and not isinstance(task, TextTask):
         expected = "features or a BERT" if isinstance(task, FeatureTask) else "a BERT"
         raise InputError(f"a model of type {kind} has no head for {task.name}, expected {expected}")
     if options.bilstm is not None and features is None and kind != "bert":
-        raise InputError(f"a BiLSTM stands on a BERT, got bilstm for a model of type {kind}")
+        raise InputError(f"bilstm needs a BERT, got a model of type {kind}")
     if options.auxiliary_lm and (features is not None or kind in (*FROZEN, "bert")):
         raise InputError(f"auxiliary_lm is a loss of a GPT that is fine-tuned, got a model of type {kind}")

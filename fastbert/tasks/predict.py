@@ -18,25 +18,34 @@ TOKEN_BUDGET = 8192
 
 
 class NotFiniteError(FastbertError):
-    """What a model says is no number: every decision made from it would be the first label."""
+    """A model's output is NaN or infinite. Decoding would turn it into the first label without an error."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model said of each example, in the examples' order, and its mean loss over those that have a label, or the
-    tokens of them that have one (None where none has)."""
+    """A model's outputs.
+
+    Args:
+        values: one array per example, in the order of the examples (`Task.outputs`).
+        loss: the mean loss over all labels, of examples or of tokens; None if there are none.
+    """
 
     values: list[np.ndarray]
     loss: float | None
 
 
 def to_device(keywords: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What a task's `collate` gives for the model, its tensors on a device."""
+    """The keyword arguments that a task's `collate` returned, with tensors moved to a device."""
     return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in keywords.items()}
 
 
 def count_targets(keywords: dict[str, Any], rows: int) -> int:
-    """How many labels a loss is the mean over: of classes of tokens those that count, else one a row."""
+    """The number of labels over which a loss is the mean: integer labels other than -100, otherwise the rows.
+
+    Args:
+        keywords: those of a task's `collate`.
+        rows: rows with a label.
+    """
     values = keywords.get("labels")
     if values is None or values.is_floating_point():
         return rows
@@ -50,13 +59,16 @@ def run_model(
     token_budget: int = TOKEN_BUDGET,
     progress: Callable[[int], Any] | None = None,
 ) -> Outputs:
-    """Raw outputs of all examples, without dropout; every part of the model is left in the mode it was in.
+    """Computes the outputs for all examples, without dropout; afterwards every module is in its former mode again.
 
     Args:
-        progress: called with the number of examples done by each batch.
+        task, model, examples: what to compute; there must be at least one example.
+        token_budget: the most tokens in a batch; a longer sequence is a batch of its own.
+        progress: called after each batch with the number of its examples.
 
     Raises:
-        NotFiniteError: the model's weights have diverged or are damaged.
+        InputError: there are no examples.
+        NotFiniteError: an output is NaN or infinite, because training diverged or the weights are damaged.
     """
     if not examples:
         raise InputError(f"task {task.name}: expected rows to predict, got none")
@@ -73,12 +85,12 @@ def run_model(
             for index, value in zip(indices, task.outputs(out, batch), strict=True):
                 if not np.isfinite(value).all():
                     raise NotFiniteError(
-                        f"task {task.name}: expected finite numbers of the model, got {_first(value)}: its training "
-                        "has diverged, which a smaller lr prevents, or its weights are damaged"
+                        f"task {task.name}: expected finite outputs of the model, got {_first(value)}: its training "
+                        "has diverged, which a smaller lr may prevent, or its weights are damaged"
                     )
                 values[index] = value
             count = 0 if out.loss is None else count_targets(keywords, sum(e.label is not None for e in chosen))
-            if count:  # of no target the mean is no number
+            if count:  # without labels the mean loss is NaN
                 loss_sum += float(out.loss) * count
                 labelled += count
             if progress is not None:
@@ -87,7 +99,7 @@ def run_model(
 
 
 def _first(value: np.ndarray) -> float:
-    """The first number that is none."""
+    """The first value that is NaN or infinite."""
     return float(np.extract(~np.isfinite(value), value)[0])
 
 
@@ -99,5 +111,10 @@ def predict(
     token_budget: int = TOKEN_BUDGET,
     progress: Callable[[int], Any] | None = None,
 ) -> list:
-    """The task's predictions, one a row."""
+    """The task's predictions, one per row.
+
+    Args:
+        rows, examples: the rows, and what `Task.encode` made of them.
+        token_budget, progress: as in `run_model`, whose errors it raises.
+    """
     return task.decode(rows, examples, run_model(task, model, examples, token_budget, progress).values)

@@ -1,4 +1,4 @@
-"""SQuAD's files: the JSON of questions, and those of predictions."""
+"""SQuAD's files: questions, and predictions."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .hub_files import Record, is_hub_file, list_records, read_records
 from .typed import TYPED, has_form, json_or_none, read_typed
 
 _LINES = (("question", "context"), ("context", "qas"), ("header",))
-"""Columns of an object that is a line: a hub's question, MRQA's context, and what is before those."""
+"""The keys of an object that is a line of JSON: a question from a hub, a context of MRQA, and the header before it."""
 _IDS = ("id", "qid", "guid")
-"""What questions are told apart by: SQuAD's, MRQA's and KLUE's."""
-# A key of `_IDS` with a text or a number, escapes and all; within a text its quotes would have escapes.
+"""The keys of a question's id, in SQuAD, MRQA and KLUE."""
+# A key of `_IDS` with a string or a number; inside of a string, its quotes would be escaped.
 _ID = re.compile(r'"(?:id|qid|guid)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Reference answers of a question, as the file has them; none where it cannot be answered.
+    """The reference answers of a question, as in the file; none if it has no answer.
 
     Args:
-        texts: of each.
-        starts: where each begins in the context, in characters; -1 where the file does not say.
-        found: begin and end of what stands for an answer in the context, which may be written in another way there;
-            from files that tell these from the answers.
+        texts: the text of each answer.
+        starts: where each begins in the context, in characters; -1 if the file does not tell.
+        found: (begin, end) in characters of passages of the context that match an answer, perhaps in another spelling;
+            only from files that have them besides the answers.
     """
 
     texts: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Answers:
 
 
 def span(context: str, answers: Answers) -> tuple[int, int] | None:
-    """Begin and end, in characters, of the first answer that stands in the context where it says it does."""
+    """(begin, end) in characters of the first answer that is in the context at its position; None if there is none."""
     for begin, end in answers.found:
         if end <= len(context) and context[begin:end].strip():
             return begin, end
@@ -61,13 +61,18 @@ def span(context: str, answers: Answers) -> tuple[int, int] | None:
 def read_questions(
     path: str | os.PathLike, bad_rows: BadRows, *, impossible: bool, ignore_answers: bool = False
 ) -> list[Row]:
-    """Rows of (question, context), labelled with `Answers`, or with None where the file has no answers.
+    """Rows of (question, context), labelled with `Answers`, or with None if the file has no answers.
 
     Args:
-        impossible: whether questions without an answer belong to the task (version 2.0).
-        ignore_answers: answers that are none of the task's are no answers, where else their question is a bad row.
+        path: the file; ``-`` for standard input.
+        bad_rows: what to do with questions that cannot be used.
+        impossible: whether the task has questions without an answer (version 2.0).
+        ignore_answers: whether invalid answers count as none, instead of making the question a bad row.
+
+    Raises:
+        DataError: the file has another form or no usable question; or by bad_rows.
     """
-    # SQuAD's own form is called .json too.
+    # Files in SQuAD's own form are called .json too.
     if is_hub_file(path) and (not without_gz(path).lower().endswith(".json") or _has_lines(path, bad_rows)):
         return _rows_of(path, _apart(read_records(path, bad_rows)), bad_rows, impossible, ignore_answers)
     if os.fspath(path) == TYPED:
@@ -120,8 +125,9 @@ def read_questions(
 
 
 def _has_lines(path: str | os.PathLike, bad_rows: BadRows) -> bool:
-    """Whether a file has an object a line, by the first of several: SQuAD's own form is one line, or none whole."""
-    if not os.path.isfile(path):  # a pipe is read once
+    """Whether a file has one object per line, by its first line. In SQuAD's own form there is only one line, or no line
+    is a complete object."""
+    if not os.path.isfile(path):  # a pipe can only be read once
         return False
     unread = BadRows(skip=True, encoding=bad_rows.encoding)
     lines = (line for _, line in read_lines(path, unread) if line.strip())
@@ -130,22 +136,23 @@ def _has_lines(path: str | os.PathLike, bad_rows: BadRows) -> bool:
 
 
 def _apart(records: Iterable[Record | None]) -> Iterator[Record | None]:
-    """Records of one question each, of those that have several about a context as MRQA's do; a header is none."""
+    """Records with one question each, from records that may have several about a context, as in MRQA; headers are
+    skipped."""
     for record in records:
         questions = None if record is None else record.values.get("qas")
         if isinstance(questions, list):
             context = record.values.get("context")
             for number, question in enumerate(questions, 1):
                 own = question if isinstance(question, dict) else {}
-                name = own.get("qid", own.get("id"))  # official predictions are called by the former
+                name = own.get("qid", own.get("id"))  # official predictions use qid
                 yield Record.of(f"{record.where}, question {number}", {**own, "id": name, "context": context})
         elif record is None or set(record.values) != {"header"}:
             yield record
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether a file has a hub's questions, one with its context each, where SQuAD's own has articles: transformers'
-    examples read such files."""
+    """Whether ``data`` is a list of questions with their contexts, as on hubs, instead of SQuAD's articles: the form
+    that the examples of transformers read."""
     data = value.get("data") if isinstance(value, dict) else None
     return (
         isinstance(data, list) and bool(data) and isinstance(data[0], dict) and {"question", "context"} <= set(data[0])
@@ -153,15 +160,15 @@ def _is_flat(value: Any) -> bool:
 
 
 class _Lines:
-    """Lines of a JSON text that ids stand in. It is gone through once, when the first is asked for: to version 1.1 a
-    third of SQuAD 2.0 are bad rows."""
+    """The line numbers of ids in a JSON text. The text is searched once, when the first is asked for: there may be
+    many, as a third of SQuAD 2.0 are bad rows in version 1.1."""
 
     def __init__(self, text: str):
         self._text = text
         self._lines: dict[str, list[int]] | None = None
 
     def of(self, identity: str, before: int) -> int | None:
-        """The line of an id, after so many other places of the same; None where it has none."""
+        """The line of an id, after ``before`` earlier occurrences of the same id; None if there is none."""
         if self._lines is None:
             self._lines = self._found()
         found = self._lines.get(identity, [])
@@ -178,7 +185,7 @@ class _Lines:
 
 
 def _typed(lines: Sequence[tuple[int, str]], bad_rows: BadRows) -> list[Row]:
-    """What a person types: a question and its context a line, numbered from 0."""
+    """Typed input: a question and its context on each line, with a tab in between; rows are numbered from 0."""
     rows = []
     for index, (number, line) in enumerate((number, line) for number, line in lines if line.strip()):
         texts = tuple(map(str.strip, line.split("\t")))
@@ -199,13 +206,13 @@ def _rows_of(
     impossible: bool,
     ignore_answers: bool,
 ) -> list[Row]:
-    """Questions as data-set hubs export them: one with its context a row. None stands for one that was refused."""
+    """Questions in the form of data-set hubs, each with its context; a record that is None has been refused."""
     rows, seen = [], set()
     for record in records:
         if record is None:
             continue
         try:
-            if "context" not in (*record.values, *record.nulls):  # CMRC's lists have other names for everything
+            if "context" not in (*record.values, *record.nulls):  # as in CMRC, where every key has another name
                 got = shorten(", ".join(map(str, record.values))) or "nothing"
                 raise ValueError(f"expected a question and its context under these names, got {got}")
             title, context = record.values.get("title"), record.values.get("context")
@@ -224,8 +231,8 @@ def _rows_of(
 
 
 def _questions(articles: list) -> Iterator[tuple[int, Any, Any, str]]:
-    """Every (number of its article, context, question) with words for where it is; what is no list is one thing that
-    cannot be used."""
+    """(number of its article, context, question, location in words) for every question. Where a list is expected and
+    something else found, that is yielded once, as a question of None."""
     for a, article in enumerate(articles, 1):
         paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
         if not isinstance(paragraphs, list):
@@ -243,7 +250,7 @@ def _questions(articles: list) -> Iterator[tuple[int, Any, Any, str]]:
 
 
 def _identity(question: Any, default: Any = None) -> Any:
-    """What a question is called; the default where it has no name."""
+    """The id of a question, or the default if it has none."""
     named = question if isinstance(question, dict) else {}
     return next((named[name] for name in _IDS if name in named), default)
 
@@ -257,7 +264,7 @@ def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignor
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
     if not isinstance(identity, (str, int)) or not str(identity).strip():
-        raise ValueError(f"expected an id, by which predictions are told apart, got {identity!r}")
+        raise ValueError(f"expected an id, since predictions are matched by id, got {identity!r}")
     try:
         answers = _answers(question, impossible)
     except ValueError:
@@ -279,14 +286,14 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
     if isinstance(values, list) and all(isinstance(v, str) for v in values):
         values = [{"text": text} for text in values]
     if isinstance(values, dict) and isinstance(values.get("text"), list):
-        # Columns in place of a list of answers, as data-set hubs have them.
+        # A list for each column instead of a list of answers, as on data-set hubs.
         starts = values.get("answer_start")
         starts = starts if isinstance(starts, list) else [None] * len(values["text"])
         if len(starts) != len(values["text"]):
             raise ValueError(f"expected a start for each of {len(values['text'])} answers, got {len(starts)}")
         values = [{"text": text, "answer_start": s} for text, s in zip(values["text"], starts, strict=True)]
     if isinstance(values, dict):
-        values = [values]  # one answer without its list
+        values = [values]  # a single answer that is not in a list
     if not isinstance(values, list) or not all(isinstance(v, dict) and isinstance(v.get("text"), str) for v in values):
         raise ValueError(f"expected answers with a text each, got {shorten(repr(values))}")
     if not impossible:
@@ -301,7 +308,7 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
 
 
 def _is_impossible(value: Any) -> bool:
-    """Whether a question has no answer. Tables write the word as a text, of which "false" would be true in Python."""
+    """Whether a question has no answer. Tables have the word as a string, and "false" would be true in Python."""
     word = str(False if value is None else value).lower()
     if word not in ("true", "false", "1", "0", "1.0", "0.0"):
         raise ValueError(f"expected is_impossible to be true or false, got {shorten(repr(value))}")
@@ -309,8 +316,8 @@ def _is_impossible(value: Any) -> bool:
 
 
 def _detected(values: Any) -> Iterator[tuple[int, int]]:
-    """Begin and end of MRQA's answers in the context: pairs of them, or as hubs have it a list of begins and one of
-    ends. The file's ends are those of the last characters."""
+    """(begin, end) of MRQA's detected answers in the context. The file has pairs, or on hubs a list of begins and one
+    of ends; its ends are inclusive."""
     of_hub = isinstance(values, dict)
     for part in _list(values.get("char_spans") if of_hub else values):
         named = part if isinstance(part, dict) else {}
@@ -330,22 +337,27 @@ def _list(value: Any) -> list:
 
 
 def _start(value: Any) -> int:
-    """Tables with gaps have their whole numbers as 4.0, TQuAD (Turkish) has them as texts."""
+    """The number of a character, -1 for none. Tables with gaps have integers as 4.0, TQuAD (Turkish) has strings."""
     digits = str(value).removesuffix(".0")
     return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:
-    """A JSON object from question ids to values of a type.
+    """Reads a JSON object that maps question ids to values.
+
+    Args:
+        path: the file.
+        kind: the type of the values; floats must be finite.
+        what: the values in words, for messages.
 
     Raises:
-        DataError: another value, or a question that stands twice: which of the two is meant nobody can say.
+        DataError: the file has another form, a value has another type, or a question occurs twice.
     """
 
     value, text = load_json(path)
     if not isinstance(value, dict):
         raise DataError(f"{path}, line 1: expected a JSON object from ids to {what}, got {type(value).__name__}")
-    names = [name for name, _ in json.loads(text, object_pairs_hook=list)]  # a dictionary has the last of equal ones
+    names = [name for name, _ in json.loads(text, object_pairs_hook=list)]  # a dictionary only keeps the last of equals
     if len(names) > len(value):
         twice = next(name for name, count in Counter(names).items() if count > 1)
         raise DataError(f"{path}: expected every question once, got {shorten(twice)} again")
@@ -358,7 +370,7 @@ def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: st
 
 @contextlib.contextmanager
 def written_values(path: str | os.PathLike) -> Iterator[Callable[[str, Any], None]]:
-    """Writes a JSON object as the official files have it; gives what adds a name and its value to it."""
+    """Writes a JSON object in the format of the official files; yields a function that adds a key and its value."""
     with atomic_write(path) as file:
         count = 0
 
@@ -373,8 +385,8 @@ def written_values(path: str | os.PathLike) -> Iterator[Callable[[str, Any], Non
 
 
 def companions(path: str | os.PathLike, names: Sequence[str]) -> list[Path]:
-    """Files beside one of predictions: ``predictions.json`` has ``nbest_predictions.json`` and ``null_odds.json``;
-    standard output (``-``) has none."""
+    """The paths of files beside a file of predictions: of ``predictions.json`` with the names nbest_predictions and
+    null_odds, ``nbest_predictions.json`` and ``null_odds.json``; none for standard output (``-``)."""
     path = Path(path)
     if str(path) == "-":
         return []

@@ -35,7 +35,7 @@ def test_help_lists_every_command_and_is_quick():
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("finetune", "one where ten minutes have passed since the last. They are removed when the run has ended well."),
+        ("finetune", "auto = on one GPU, if the head allows it; on = fail if it is not possible"),
         ("pretrain", "every token from those before it. The model must be of that kind"),
     ],
 )

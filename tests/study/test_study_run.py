@@ -318,8 +318,8 @@ GPT = "model: gpt-2x32x2, init: bert, samples: {objective: causal, nsp: false}"
     ("row", "sentence"),
     [
         (f"pretrain: {{{GPT}}}", "a model of type openai-gpt has no head for ner"),
-        (f"pretrain: {{{GPT.replace('gpt', 'elmo')}}}", "a model of type elmo is not fine-tuned, expected features"),
-        ("static: {size: 8}", "a model of type static is not fine-tuned, expected features"),
+        (f"pretrain: {{{GPT.replace('gpt', 'elmo')}}}", "a model of type elmo cannot be fine-tuned, expected features"),
+        ("static: {size: 8}", "a model of type static cannot be fine-tuned, expected features"),
         ("static: {sz: 8}, task: {features: last}", "row 'r', static: unknown option sz"),
         ("static: {seed: 8}, task: {features: last}", "row 'r', static: seed is the study's own to decide"),
         (

@@ -184,7 +184,7 @@ def test_columns_that_nobody_reads_may_be_there_twice(read):
 def test_an_id_that_breaks_the_lines_of_a_submission_is_refused(predicting, read):
     task = registry.get("sst2")
     task.predicting = predicting  # evaluation writes predictions too
-    with pytest.raises(DataError, match=r"line 1: expected an id that a line of a submission .* got 'a\\tb'"):
+    with pytest.raises(DataError, match=r"line 1: expected an id without tabs and line ends, got 'a\\tb'"):
         read(task, b'{"id": "a\\tb", "sentence": "A", "label": 1}\n', "a.jsonl")
 
 

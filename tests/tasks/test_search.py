@@ -181,7 +181,7 @@ def test_a_model_that_says_no_numbers_decides_nothing(directory, files, tmp_path
     where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv", "--out", str(run)]
     recipe = ["--epochs", "1", "--batch-size", "64", "--max-seqlen", "16"]
     assert main(["finetune", "sst2", *where, *recipe, "--lr", "1e12"]) == 2
-    said = "task sst2: expected finite numbers of the model, got "
+    said = "task sst2: expected finite outputs of the model, got "
     assert said in capsys.readouterr().err
     assert not (run / "model").exists()
     where[-1] = str(tmp_path / "grid")

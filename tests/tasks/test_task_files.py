@@ -152,5 +152,5 @@ def test_predictions_by_the_ids_of_rows():
 
 def test_rows_of_one_id_have_no_predictions_of_their_own():
     rows = [Row("3", ("a",), "0"), Row("4", ("b",), "1"), Row("3", ("c",), "1")]
-    with pytest.raises(DataError, match=r"^p\.tsv: .* by which predictions are told apart, got 3 twice$"):
+    with pytest.raises(DataError, match=r"^p\.tsv: .* since predictions are matched by id, got 3 twice$"):
         of_rows({"3": "0", "4": "1"}, rows, "p.tsv")

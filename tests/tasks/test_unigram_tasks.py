@@ -38,7 +38,7 @@ def test_pairs_of_a_task(tmp_path):
     found = registry.get("mrpc").encode(rows, ours, 10)
     assert [example.input_ids.tolist() for example in found] == wanted
     assert not any(example.token_type_ids.any() for example in found)
-    with pytest.raises(InputError, match="max_seqlen must hold the marks around texts alone, 4, got 3"):
+    with pytest.raises(InputError, match="max_seqlen must be at least 4, the number of special tokens, got 3"):
         encode_texts([row.texts for row in rows], ours, 3)
 
 
