@@ -1,4 +1,4 @@
-"""Fine-tuning and prediction: one small file for each task, over machinery that knows no task.
+"""Fine-tuning and prediction: one small file per task, on top of machinery that is independent of tasks.
 
     base                                     `Task`, the interface between the two: start here, with sst2 as an example
     registry                                 task names to classes
@@ -7,28 +7,28 @@ Tasks:
 
     cola sst2 mrpc stsb qqp mnli qnli rte wnli
                                              GLUE
-    text_classification, text_regression     files of the user's own
-    text, classification, regression         what these share: one answer for a text or a pair
+    text_classification, text_regression     the user's own files
+    text, classification, regression         what these share: one label for a text or a pair
     squad                                    SQuAD 1.1 and 2.0: squad_files, squad_windows, squad_metrics
-    swag                                     multiple choice of any set: choice_forms, choice_files
+    swag                                     any multiple-choice data set: choice_forms, choice_files
     ner                                      tagged words: conll, conll_columns, conll_words, tagging
 
 Files of rows:
 
     files, tables, csv_records, hub_files    lines; tab-separated; CSV; JSON lines and Parquet
-    exported, labelled, typed                GLUE as hubs export it; labels before a text or as a directory; JSON on
-                                             standard input
+    exported, labelled, typed                GLUE as data-set hubs export it; labels before a text or as a directory;
+                                             JSON on standard input
     bad_rows                                 rows that cannot be used
 
 Machinery:
 
     config                                   the recipe; importable without torch
-    finetune, training, stepper, batching    a fine-tuning, its epochs, a step, which rows go together
-    saving, runs, results, world             checkpoints, the run directory, what is written, several processes
+    finetune, training, stepper, batching    a fine-tuning run, its epochs, a step, batches
+    saving, runs, results, world             checkpoints, the run directory, result files, several processes
     search                                   restarts and grids
-    trained, predict, metrics, fits          using a trained model; scores; what a model can do
+    trained, predict, metrics, fits          using a trained model; scores; which models a task can use
     encoding                                 texts to ids
-    input_transforms, transformed            rows as a GPT reads them
+    input_transforms, transformed            rows in the form that a GPT reads
     features, feature_*, on_features         a BiLSTM on the features of a frozen model; `fastbert extract`
     fill_mask                                `fastbert fill-mask`
 """

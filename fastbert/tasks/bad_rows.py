@@ -67,8 +67,8 @@ class BadRows:
 
 
 def _check_encoding(name: str) -> None:
-    """Raises InputError for an encoding of several bytes per character: lines in it are often valid UTF-8 by chance, as
-    short Chinese ones are, and would be read as that."""
+    """Raises InputError for an encoding with several bytes per character: lines in one, such as short Chinese ones, are
+    often valid UTF-8 by chance, and would be read as UTF-8."""
     try:
         single = len(bytes(range(128, 256)).decode(name, "replace")) == 128
     except (LookupError, ValueError):

@@ -74,11 +74,11 @@ def evenly(rows: Sequence, most: int | None) -> list:
 
 
 def hold_out(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Hashable | None]]) -> tuple[list, list]:
-    """Divides rows into those to train on and about a share to evaluate on, drawn at random, but the same ones in every
-    call, so that runs with different seeds can be compared. Both keep their order.
+    """Divides rows into those to train on and a random share to evaluate on. The split is the same in every call, so
+    that runs with different seeds can be compared. Both parts keep their order.
 
     All rows of one source go to the same side. If there are so few sources that one has on average more than the share,
-    the next smaller units are kept together, in the end single rows; a warning says so.
+    the next smaller units are kept together instead, in the end single rows; a warning says so.
 
     Args:
         rows: all rows.

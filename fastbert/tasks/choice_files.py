@@ -1,4 +1,4 @@
-"""Files of multiple choice that are neither JSON nor tables with a header: COPA's XML, MMLU's .csv, directories."""
+"""Multiple-choice files that are neither JSON nor tables with a header: COPA's XML, MMLU's .csv, directories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def files_of(path: str | os.PathLike) -> list[Path]:
     """The files in a directory and its subdirectories, sorted by path.
 
     Raises:
-        DataError: there are none, or there are several parts of a set: training on all would include the test part.
+        DataError: there are none, or the directory has several parts of a data set, so that the test part would be
+            trained on.
     """
     parts = sorted(_PARTS.intersection(entry.name for entry in Path(path).iterdir() if entry.is_dir()))
     if len(parts) > 1:
@@ -82,7 +83,7 @@ def mmlu_records(
 
 
 def of_mmlu(fields: dict[str, str]) -> dict[str, Any]:
-    """A row of `mmlu_records` under the names that hubs use. Raises ValueError for one with other columns."""
+    """A row of `mmlu_records` with the names that hubs use. Raises ValueError for one with other columns."""
     if set(fields) != set(_MMLU):
         raise ValueError("expected MMLU's six columns (question, four answers, letter), with closed quotes, got others")
     question, *choices, answer = (fields[name] for name in _MMLU)

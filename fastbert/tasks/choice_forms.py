@@ -1,4 +1,4 @@
-"""Published sets of multiple choice: which columns hold the context, the endings and the right answer."""
+"""The forms of published multiple-choice data sets: which columns hold context, endings and right answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LETTERS = "ABCDEFGHIJ"
 
 @dataclass(frozen=True)
 class Form:
-    """The columns of a set.
+    """The columns of a data set.
 
     Args:
-        context: the columns of the text before the endings, to be joined by a blank.
+        context: the columns of the text before the endings, which are joined by a blank.
         endings: a column of lists, or a column for each ending.
         label: the column that says which ending is right, by its number or letter, or by its name in a column of lists.
         beginning: the column of a text with which every ending begins; empty if there is none.
-        first: the number of the first ending.
+        first: the number of the first ending in the label column.
         open: whether the context may be empty.
     """
 
@@ -96,7 +96,7 @@ _PASSAGES = ("passage", "article", "story", "text", "context", "paragraph", "doc
 
 
 def label_column(values: dict[str, Any]) -> str:
-    """The name of the column with the label of a row of these columns."""
+    """The name of the column of labels, for a row with these values by column."""
     try:
         form = _form_of(_usual(values))
     except ValueError:
@@ -105,7 +105,7 @@ def label_column(values: dict[str, Any]) -> str:
 
 
 def _form_of(values: dict[str, Any]) -> Form | None:
-    """The one of `FORMS` that a row has; among several that fit, one whose label is there."""
+    """The one of `FORMS` that fits a row; of several, preferably one whose label column it has."""
 
     def fits(form: Form) -> bool:
         if not all(isinstance(values.get(column), str) for column in form.context):
@@ -143,7 +143,7 @@ def _of_question(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_options(values: dict[str, Any]) -> dict[str, Any]:
-    """MedQA's options are called by their letters."""
+    """MedQA's options are an object, whose keys are their letters."""
     options = values["options"]
     if not isinstance(options, dict) or isinstance(options.get("text"), list):
         return {}
@@ -155,19 +155,19 @@ def _of_dialogue(values: dict[str, Any]) -> dict[str, Any]:
     turns, choices, answer = values["dialogue"], values["choice"], values.get("answer")
     found = {"dialogue": " ".join(map(str, turns)) if isinstance(turns, list) else turns}
     if isinstance(choices, list) and answer not in (None, ""):
-        # The quotes of repr make sure that it is not taken for a number or letter.
+        # With repr's quotes, an answer that is none of the choices is not taken for a number or letter.
         found["answer"] = choices.index(answer) if answer in choices else repr(answer)
     return found
 
 
 def _of_premise(values: dict[str, Any]) -> dict[str, Any]:
-    """COPA says by one word what is asked; the questions are those that its authors asked people."""
+    """COPA's question is the word cause or effect; it is replaced by what its authors asked people."""
     asked = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
     return {"question": asked.get(str(values["question"]), values["question"])}
 
 
 def _of_sentence(values: dict[str, Any]) -> dict[str, Any]:
-    """WinoGrande's options fill a gap; each ending is an option with the text after the gap, as its authors do it."""
+    """WinoGrande's options fill a gap; an ending is an option with the text after the gap, as its authors do it."""
     parts = str(values["sentence"]).split("_")
     if len(parts) != 2:
         raise ValueError(f"expected a sentence with one _, got {shorten(str(values['sentence']))!r}")
@@ -206,11 +206,12 @@ _UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]
     (("obs1", "hyp1", "hyp2"), _of_observations),
 )
 PLACES = ("dialogue", "questions", "id")
-"""Names for the parts of DREAM's dialogues, which are lists."""
+"""The names for the parts of DREAM's dialogues, which are lists."""
 
 
 def apart(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """One object for each question, with its context, if an object has several, as in RACE and DREAM; else the object.
+    """One object per question, each with the context, if an object has several questions as in RACE and DREAM;
+    otherwise the object itself.
 
     Raises:
         ValueError: the parts of the object do not belong together; the message says what was expected.
@@ -241,20 +242,20 @@ OBJECTS = (
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """The values of a record as in its authors' files: MedMCQA counts right answers from 1, but in Parquet files, where
-    they are classes, from 0."""
+    """The values of a record as in its authors' files: MedMCQA numbers the right answers from 1, but in Parquet files,
+    where they are classes, from 0."""
     right = record.values.get("cop")
     is_class = "cop" in record.names and isinstance(right, int) and right >= 0
     return record.values | {"cop": right + 1} if is_class else record.values
 
 
 def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
-    """The row for the values of a record; its label is the number of an ending, from 0, as a text.
+    """The row for the values of a record; its label is the number of an ending, from 0, as a string.
 
     Args:
-        index: the number of the row, its id.
+        index: the number of the row, which becomes its id.
         values: by column.
-        ignore_label: whether a label that belongs to no ending counts as no label, where else it is an error.
+        ignore_label: whether a label that is not one of the endings counts as no label; otherwise it is an error.
 
     Raises:
         ValueError: the row cannot be used; the message says what was expected.
@@ -308,20 +309,20 @@ def _is_table(value: Any) -> bool:
 
 
 def _regular(index: int, values: dict[str, Any]) -> dict[str, Any]:
-    """A "full" row as a regular one."""
+    """A row in SWAG's "full" form, converted to the regular one."""
     four, place = _placed(index, values["gold-ending"], [values.get(name) for name in FULL[3:]])
     endings = dict(zip(REGULAR.endings, four, strict=True))
     return {"sent1": values["sent1"], "sent2": values["sent2"], **endings, "label": place}
 
 
 def _of_sciq(index: int, values: dict[str, Any]) -> dict[str, Any]:
-    """SciQ's answers as a list; not every question has a text that supports it."""
+    """A row of SciQ with its answers as a list; not every question has a supporting text."""
     four, place = _placed(index, values["correct_answer"], [values[name] for name in SCIQ[2:]])
     return {"support": values.get("support", ""), "question": values["question"], "answers": four, "label": place}
 
 
 def _placed(index: int, right: Any, wrong: Sequence[Any]) -> tuple[list[Any], int]:
-    """Four endings, and the place of the right one, which depends on the row's number so that all are equally frequent.
+    """Four endings, and the index of the right one, which depends on the row's number so that all are equally frequent.
 
     Raises:
         ValueError: there are fewer than four.
@@ -343,15 +344,15 @@ def _joined(beginning: str | None, endings: Sequence[Any]) -> list[str]:
 
 
 def label_of(value: Any) -> str:
-    """A label as text, empty for a missing one, which data-set hubs write as -1. "2.0" becomes "2": so pandas writes
-    numbers in a column with missing ones."""
+    """A label as a string; empty if it is missing, which data-set hubs write as -1. "2.0" becomes "2": pandas writes
+    integers in this way if the column has missing ones."""
     text = "" if value is None else str(value).strip()
     number = class_number(text)
     return "" if text in ("-1", "-1.0") else text if number is None else str(number)
 
 
 def _place(value: Any, names: Sequence[Any], first: int, count: int) -> str | None:
-    """The number of the right ending, from 0, as a text; None for no label."""
+    """The number of the right ending, from 0, as a string; None for no label."""
     text = label_of(value)
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""Tasks with one label for a text or a pair: a subclass states its name, its labels and its columns."""
+"""Tasks with one label for a text or a pair; a subclass only has to name its labels and columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Classification(TextTask):
     label_names: tuple[str, ...] | None = None
 
     def parse(self, text: str) -> str:
-        # SNLI and MultiNLI mark rows without a majority by -, in a column of this name; elsewhere - may be a class.
+        # In SNLI and MultiNLI, - in this column marks rows without a majority label; elsewhere it may be a class.
         if text == "-" and self.label_column == "gold_label":
             raise ValueError("expected a label that most annotators chose, got '-', which says that there is none")
         if self.labels and text not in self.labels:
@@ -63,7 +63,7 @@ class Classification(TextTask):
         if not self.labels:
             return
         if all(re.fullmatch(r"label_\d+", name) for name in names):
-            # Default names; nor does their number count, since a configuration without names has two by default.
+            # Default names. Their number tells nothing either, since a configuration without names has two.
             if len(type(self).labels) > 2:  # two classes hardly ever have another order
                 logging.getLogger("fastbert").warning(
                     "expected a model that names its classes (id2label), got one that does not: they are taken in the "
@@ -85,7 +85,7 @@ class Classification(TextTask):
             raise InputError(f"task {self.name} needs at least two labels, got {list(self.labels)}")
         return {
             "id2label": dict(enumerate(self.label_names or self.labels)),
-            "problem_type": "single_label_classification",  # whatever the pre-trained directory says
+            "problem_type": "single_label_classification",  # overrides what the pre-trained directory has
         }
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:

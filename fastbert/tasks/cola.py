@@ -4,7 +4,7 @@ from .classification import Classification
 
 
 class CoLA(Classification):
-    """Training and dev files have no header: ``source, label, mark, sentence``; test files ``index, sentence``."""
+    """Training and dev files have no header: ``source, label, mark, sentence``; test files have ``index, sentence``."""
 
     name = "cola"
     submission = "CoLA.tsv"

@@ -1,6 +1,6 @@
 """Sentences of tagged words from CoNLL's column files (`conll_columns`) and from data-set hubs.
 
-A file of columns has one token a line, the tag last (`tagging`).
+A file of columns has one word per line, with its tag in the last column (`tagging`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .typed import check_typed
 
 _BREAKS = re.compile(r"[\t\r\n]")
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
-"""The columns of data-set hubs."""
+"""The names of the columns on data-set hubs."""
 
 
 @dataclass(frozen=True)
 class Sentence(Row):
-    """A row whose texts are words, and whose label is their tags as they are in the file.
+    """A row whose texts are words, and whose label is their tags as in the file.
 
     Args:
         lines: the lines of the file, one per word.
-        source: the number of the document, from 0; None if the file has no -DOCSTART- lines. It is compared, since what
-            a model reads may depend on the document.
-        opening: the -DOCSTART- line of a document, at its first sentence.
+        opening: for the first sentence of a document, the -DOCSTART- line; otherwise None.
+        source: the number of the document, from 0; None if the file does not tell documents apart. Unlike in `Row`, it
+            counts in comparisons, since with document_context the model reads the neighbouring sentences too.
     """
 
     lines: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     Args:
         path: the file; ``-`` for standard input.
         bad_rows: what to do with a sentence that has a line with another number of columns, or an invalid tag.
-        ignore_tags: whether a sentence with an invalid tag has no labels, where else it is a bad row.
+        ignore_tags: whether a sentence with an invalid tag counts as one without labels; otherwise it is a bad row.
 
     Raises:
         DataError: there is no usable sentence, or a bad one is not to be skipped.
@@ -116,7 +116,7 @@ def _words_and_tags(
     if not isinstance(words, list) or not words:
         raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got {shorten(repr(words))}")
     for word in words:
-        if isinstance(word, str) and not word.strip(" "):  # KLUE's words are characters, blanks too
+        if isinstance(word, str) and not word.strip(" "):  # in KLUE words are characters, including blanks
             raise ValueError(f"expected words with other characters than blanks, got {word!r:.60}")
         if not isinstance(word, str) or _BREAKS.search(word):
             raise ValueError(f"expected words without tabs and line ends, got {shorten(repr(word))}")
@@ -188,8 +188,16 @@ def _predicted(blocks: list[Block], sentences: Sequence[Row], left_out: int, tab
 
 
 def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRows = STRICT) -> list[tuple[str, ...]]:
-    """Predicted tags: the last column of a file with the same sentences (conlleval's input, or tags alone). It may
+    """Predicted tags: the last column of a file with the same sentences (conlleval's input, or only tags). It may
     also have the sentences that were skipped as bad rows.
+
+    Args:
+        path: the file of predictions.
+        sentences: the rows that were predicted.
+        bad_rows: has the reasons of the skipped ones.
+
+    Returns:
+        the tags of each sentence.
 
     Raises:
         DataError: the file has other sentences or words, or an invalid tag.
@@ -223,7 +231,7 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
 
 
 def _as_sentence(row: Row, separator: str) -> Sentence:
-    """The row as a `Sentence`; a row that is none, since it was not read from a file, gets the columns word and tag."""
+    """The row as a `Sentence`; a row that was not read from a file gets lines with the columns word and tag."""
     if isinstance(row, Sentence):
         return row
     return Sentence(row.id, row.texts, row.label, _lines(row.texts, row.label, separator))
@@ -241,9 +249,10 @@ def _lines(words: Sequence[str], tags: Sequence[str] | None, separator: str) -> 
 
 
 def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of the file that was read, each with its predicted tag as one more column: conlleval's input.
+    """The lines of the file that was read, each with its predicted tag as an additional column, which is conlleval's
+    input.
 
-    The tags follow the scheme of the file's own, IOB2 where it has none.
+    The predicted tags are in the scheme of the rows' own tags (`tagging.in_scheme_of`).
     """
     predictions = in_scheme_of(sentences, predictions)
     separator = _separator_of(sentence.texts for sentence in sentences)
@@ -259,7 +268,7 @@ def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]])
 
 
 def _with_tags(sentence: Sentence, tags: Sequence[str], separator: str) -> Iterable[str]:
-    if sentence.lines == sentence.texts:  # no columns, so that blanks are the words' own
+    if sentence.lines == sentence.texts:  # a single column, in which blanks belong to the words
         return _lines(sentence.texts, tags, separator)
     return [line.rstrip(" \t") + _separator(line) + tag for line, tag in zip(sentence.lines, tags, strict=True)]
 

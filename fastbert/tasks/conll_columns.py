@@ -1,7 +1,7 @@
-"""Lines of CoNLL's column files: sentences, columns, comments, names of columns.
+"""Reading CoNLL's column files: sentences, columns, comments, headers.
 
-Columns are separated by blanks or tabs, or by tabs alone where words hold blanks; an empty line is after each sentence,
-and ``-DOCSTART-`` lines are before documents.
+Columns are separated by blanks or tabs, or only by tabs if words contain blanks. An empty line follows each sentence,
+and a ``-DOCSTART-`` line precedes each document.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADS = _HEADS_OF_WORDS.union(
     ["lemma", "pos", "pos_tag", "postag", "upos", "xpos", "chunk", "chunk_tag", "phrase"],
     ["ner", "ner_tag", "ner_tags", "netag", "entity", "iob", "bio", "tag", "tags", "label", "labels"],
 )
-"""Names of columns in header lines."""
+"""The names that columns may have in header lines, in lower case."""
 
 
 @dataclass
@@ -51,7 +51,8 @@ def _blocks(path: str | os.PathLike, bad_rows: BadRows, documents: bool = True) 
     """The sentences of a file.
 
     Args:
-        bad_rows: has the encoding of lines; lines that cannot be read make their block broken.
+        bad_rows: its ``encoding`` is that of lines that are not UTF-8. A line that cannot be read makes its block
+            broken.
         documents: whether -DOCSTART- opens a document; otherwise it is a word.
     """
     block, unread = Block([], None, None), BadRows(skip=True, encoding=bad_rows.encoding)
@@ -99,8 +100,8 @@ def split(line: str, tabs: bool = False) -> list[str]:
 
 
 def _by_tabs(blocks: Sequence[Block]) -> bool:
-    """Whether only tabs separate the columns of a file, so that words may contain blanks: at least half of the lines
-    with a tab have no other blank. If a column was appended by a tab to columns separated by blanks, all lines have."""
+    """Whether only tabs separate the columns of a file, so that words may contain blanks: if at least half of the lines
+    with a tab contain no blank. If a column was appended with a tab to columns separated by blanks, all lines do."""
     tabbed = [line for block in blocks for _, line in block.lines if "\t" in line]
     return bool(tabbed) and 2 * sum(split(line) == split(line, True) for line in tabbed) >= len(tabbed)
 
@@ -127,14 +128,16 @@ class Table:
 def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Iterable[str] = ()) -> Table:
     """Reads a file.
 
-    Args:
-        bad_rows: has the encoding of lines; lines that cannot be read make their block broken.
-        words: words that the file is known to contain. A blank in one means that tabs separate the columns; if
-            -DOCSTART- is one, as in data of hubs, it does not open a document.
+    Comments are skipped, lines before a sentence's first word such as ``# id 3`` in CoNLL-U and
+    ``###MEDLINE:95369245`` in JNLPBA; but not a line with a tag, since # may be a word. Header lines
+    (``word pos chunk ner``) are skipped too, or they would be taken for words.
 
-    Comments are skipped: lines before a sentence's first word such as ``# id 3`` in CoNLL-U and ``###MEDLINE:95369245``
-    in JNLPBA; a line with a tag is no comment, since # may be a word. Header lines (``word pos chunk ner``) are skipped
-    too: they would be taken for words.
+    Args:
+        path: the file; ``-`` for standard input.
+        bad_rows: its ``encoding`` is that of lines that are not UTF-8. A line that cannot be read makes its block
+            broken.
+        words: words that the file is known to contain. If one contains a blank, tabs separate the columns; if
+            -DOCSTART- is one, as in data from hubs, it does not open a document.
     """
     words = set(words)
     blocks = list(_blocks(path, bad_rows, documents=not any(map(_opens, words))))
@@ -172,6 +175,6 @@ def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Ite
 
 
 def _is_header(columns: Sequence[str]) -> bool:
-    """Whether these are the names of several columns, with that of the words first; a single one may be a word."""
+    """Whether these are names of several columns, that of the words first. A single name may be a word."""
     names = [column.lower() for column in columns]
     return len(names) > 1 and names[0] in _HEADS_OF_WORDS and _HEADS.issuperset(names)

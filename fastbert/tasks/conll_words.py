@@ -1,5 +1,5 @@
-"""What published files of tagged words have in place of the word in their first column: it would be learned as if it
-were the word, and nobody would be told."""
+"""Recognising files of tagged words whose first column does not hold the words: a model would silently learn from the
+wrong column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LANGUAGE = re.compile(r"[a-z][a-z-]{1,11}:(?!//)")
 _WITH_COMMAS = re.compile(r".*,(O|[BI]-[^,]+)")
 _PART = re.compile(r"\d+[-.]\d+")
 _TYPE = re.compile(r"(?![A-Za-z]([\W_]|$))\w[\w/&.-]+(?<![\W_][A-Za-z])")
-# A part of speech is an entity of one word, so that its F1 is the share of words that are tagged right.
+# Parts of speech become entities of one word, whose F1 is then the share of words that are tagged correctly.
 _OF_CONLL_U = """awk -F '\\t' '/^\\r?$/ {print ""} NF == 10 && $1 !~ /[-.]/ {print $2 "\\tB-" $4}' FILE"""
 _OF_COMMAS = (
     """python3 -X utf8 -c "import csv; [print('\\n' * (n > 1 and r[0] != '') + r[1] + '\\t' + r[-1]) """
@@ -33,12 +33,12 @@ Columns = Sequence[Sequence[Sequence[str]]]
 
 
 def check_words(path: str, lines: Lines, columns: Columns) -> None:
-    """Raises DataError where the first column is not the words, with what brings them there.
+    """Raises DataError if the first column does not hold the words; the message has a command that converts the file.
 
     Args:
-        path: what messages call the file.
+        path: the file's name, for messages.
         lines: number and text of every line, by sentence.
-        columns: of the same lines.
+        columns: the columns of the same lines.
     """
     number, first = next((line for sentence in lines for line in sentence), (0, None))
     if first is None:
@@ -51,12 +51,12 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
         )
     texts = [text for sentence in lines for _, text in sentence]
     if 2 * sum("," in text and _WITH_COMMAS.fullmatch(text) is not None for text in texts) > len(texts):
-        numbered = first.startswith("Sentence #,")  # a corpus of Kaggle's, in which each sentence's first line has it
+        numbered = first.startswith("Sentence #,")  # a corpus from Kaggle, with a number in each sentence's first line
         hint = f"; take words and tags ({_OF_COMMAS} does)" if numbered else ""
         raise DataError(f"{where} columns separated by blanks or tabs, got commas: {shorten(first)!r}{hint}")
     found = [of_line for sentence in columns for of_line in sentence]
     width = len(found[0])
-    # Of two columns the second may be the tags of words that are numbers; GermEval's test file has no tags.
+    # With two columns, the first may be words that are numbers, if the second has tags; GermEval's test file has none.
     words_behind = width > 2 or (width == 2 and 2 * sum(_is_any_tag(last) for *_, last in found) < len(found))
     if words_behind and _numbered(columns):
         if all(text.count("\t") == 9 for text in texts):
@@ -64,7 +64,7 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
                 f"{where} the word in the first column and its tag in the last, got the ten columns of CoNLL-U; take "
                 f"words and parts of speech ({_OF_CONLL_U} does; $5 in place of $4 has the tags of the language)"
             )
-        # Behind the tags GermEval has those of entities within others, Universal NER who annotated them.
+        # There may be columns after the tags: GermEval's tags of nested entities, Universal NER's annotators.
         tags = next(
             (i for i in range(2, width) if all(of_line[i : i + 1] and _is_any_tag(of_line[i]) for of_line in found)), 0
         )
@@ -89,8 +89,8 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
 
 
 def check_tags(path: str, lines: Lines, columns: Columns) -> None:
-    """Raises DataError for tags of BMES, as Chinese data sets have them: IOBES with M- in place of I-; and for types
-    alone, as Stanford's NER and HAREM have them. Arguments are those of `check_words`."""
+    """Raises DataError for tags in BMES, which is IOBES with M- instead of I- and common in Chinese data sets, and for
+    types without a letter, as in files of Stanford's NER and HAREM. Arguments are those of `check_words`."""
     seen = {of_line[-1][:2] for sentence in columns for of_line in sentence if len(of_line) > 1}
     _check_types(path, lines, columns)
     if "M-" in seen and "I-" not in seen and seen & {"E-", "S-"}:
@@ -103,7 +103,7 @@ def check_tags(path: str, lines: Lines, columns: Columns) -> None:
 
 
 def _check_types(path: str, lines: Lines, columns: Columns) -> None:
-    """Raises DataError where most words are O, and all others have a type without a letter before or after it."""
+    """Raises DataError if at least half of the words are O, and all others have a type without a letter."""
     tagged = [
         (number, line, of_line[-1])
         for numbered, sentence in zip(lines, columns, strict=True)
@@ -111,11 +111,11 @@ def _check_types(path: str, lines: Lines, columns: Columns) -> None:
         if len(of_line) > 1
     ]
     typed = [found for found in tagged if found[-1] != "O"]
-    # One alone is a slip of the pen, which is its sentence's.
+    # A single one is a typing error, for which only its sentence is refused.
     if len(typed) < 2 or 2 * len(typed) > len(tagged) or not all(_TYPE.fullmatch(last) for *_, last in typed):
         return
     number, line, last = typed[0]
-    # A line whose last column awk sets is put together anew.
+    # When awk sets a column, it joins the columns of the line again, by OFS.
     begin = r'BEGIN {FS = OFS = "\t"} ' if "\t" in line else ""
     awk = rf"""awk '{begin}NF > 1 && $NF !~ /^O\r?$/ {{$NF = "I-" $NF}} {{print}}'"""
     raise DataError(
@@ -125,16 +125,16 @@ def _check_types(path: str, lines: Lines, columns: Columns) -> None:
 
 
 def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -> None:
-    """Warns of two columns of tags with types in common, of which the last is taken: entities and those within them, as
-    GermEval has them, or people's tags and a model's, as files of predictions have them. Other arguments than the
-    number of columns are those of `check_words`."""
+    """Warns if the last two columns are both tags and have types in common; the last column is used. They may be
+    entities and nested entities, as in GermEval, or gold and predicted tags, as in files of predictions. ``width`` is
+    the number of columns; the other arguments are those of `check_words`."""
     if width < 3:
         return
     found = [of_line for sentence in columns for of_line in sentence if len(of_line) == width]
     before, last = ({of_line[at] for of_line in found} for at in (-2, -1))
     if not all(map(_is_any_tag, before)):
         return
-    kinds = {tag[2:] for tag in before - {"O"}} & {tag[2:] for tag in last}  # chunks have types of their own
+    kinds = {tag[2:] for tag in before - {"O"}} & {tag[2:] for tag in last}  # chunks have other types
     if kinds:
         tabs = any("\t" in line for sentence in lines for _, line in sentence)
         logging.getLogger("fastbert").warning(
@@ -152,7 +152,7 @@ def _is_any_tag(text: str) -> bool:
 
 
 def _numbered(columns: Columns) -> bool:
-    """Whether the words of every sentence are 1, 2, 3, ..., or 0, 1, 2, ...; CoNLL-U has 2-3 and 5.1 in between."""
+    """Whether the first column of every sentence is 1, 2, 3, ... or 0, 1, 2, ...; CoNLL-U also has 2-3 and 5.1."""
     if not all(of_line[0][:1].isdecimal() for sentence in columns for of_line in sentence):
         return False
     whole = [[word for word, *_ in sentence if not _PART.fullmatch(word)] for sentence in columns]

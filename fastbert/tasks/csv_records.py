@@ -1,4 +1,4 @@
-"""Rows of .csv with CSV quoting, where a quote that is never closed costs its row and no other."""
+"""Rows of .csv files with CSV quoting, in which an unclosed quote only makes its own row unusable."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 MAX_LINES = 1000
-"""Lines that one row may take: a quote that is never closed must not swallow the rest of a file."""
+"""The most lines of one row, so that an unclosed quote does not swallow the rest of the file."""
 MAX_FIELD = 1 << 28
-"""Characters that a field may have."""
+"""The most characters of a field."""
 
 
 def csv_fields(text: str) -> list[str]:
-    """The fields of a row of one line; none where they cannot be told apart."""
+    """The fields of a row on one line; empty if it breaks CSV's rules."""
     return _next_row([text])[0]
 
 
 def csv_records(
     lines: Iterable[tuple[int, str]], header: Sequence[str] | None
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
-    """Line number and values by column of every row after the header; {} for one that has another number of columns, or
-    whose quotes never close, which costs its first line alone; None for a line whose number is missing among ``lines``,
-    because it was refused before: it was a row too.
+    """(line number, values by column) of every row after the header. Values are {} for a row with another number of
+    columns, or with an unclosed quote, of which only the first line is then skipped. They are None for a line whose
+    number is missing in ``lines`` because it was refused before, since it was a row too.
 
-    Of a header of one column a line without a quote at its beginning is the text as it stands, commas too: people write
-    such files by hand. So is one whose quotes break CSV's rules.
+    If the header has one column, a line that does not begin with a quote is taken literally, commas included, since
+    people write such files by hand; so is one whose quotes break CSV's rules.
 
     Args:
-        lines: of the file with their numbers, the header's first; at most `MAX_LINES` are held.
+        lines: the lines of the file with their numbers, the header first; at most `MAX_LINES` of them are in memory.
         header: the names of the columns; None to call them 1, 2, ..., as many as the first row has.
     """
     ahead = _Ahead(lines)
@@ -39,8 +39,7 @@ def csv_records(
         if not text.strip():
             before = ahead.take(1)
             continue
-        # Quotes within a field that has none around it are plain characters, so that only a reader that goes through
-        # the fields can say where a row ends.
+        # Quotes inside of an unquoted field are plain characters, so only parsing the fields tells where a row ends.
         following = itertools.takewhile(lambda one: one is not None, map(ahead.peek, range(1, MAX_LINES)))
         lone = header is not None and len(header) == 1
         read_row = _lone_row if lone else _next_row
@@ -55,13 +54,13 @@ def csv_records(
 
 
 class _Ahead:
-    """Lines that can be looked at before they are taken."""
+    """A buffer of lines that can be looked at before they are consumed."""
 
     def __init__(self, lines: Iterable[tuple[int, str]]):
         self._rest, self._held, self._at = iter(lines), [], 0
 
     def peek(self, place: int) -> tuple[int, str] | None:
-        """The line at this place of those that are not taken, with its number; None where there are no more."""
+        """The line ``place`` lines ahead, with its number; None after the last."""
         while len(self._held) <= self._at + place:
             line = next(self._rest, None)
             if line is None:
@@ -70,23 +69,23 @@ class _Ahead:
         return self._held[self._at + place]
 
     def take(self, count: int) -> int:
-        """Takes lines; returns the number of the last one."""
+        """Consumes lines; returns the number of the last one."""
         last, _ = self.peek(count - 1)
         self._at += count
-        if 2 * self._at >= len(self._held):  # so that what is left moves less often than it is read
+        if 2 * self._at >= len(self._held):  # deletes half at a time, which keeps the cost per line constant
             del self._held[: self._at]
             self._at = 0
         return last
 
 
 def _next_row(lines: Iterable[str]) -> tuple[list[str], int]:
-    """The fields of the row that begins with these lines, and how many it takes; none where they break CSV's rules."""
+    """The fields of the first row in these lines, and the number of its lines; empty if it breaks CSV's rules."""
     reader = csv.reader((line + "\n" for line in lines), strict=True)
     return _next(reader), reader.line_num
 
 
 def _lone_row(lines: Iterator[str]) -> tuple[list[str], int]:
-    """The same as `_next_row` of a file of one column. Blanks around the quotes are none of the text's."""
+    """`_next_row` for a file with one column. Blanks around the quotes are dropped."""
     text = next(lines)
     if not text.lstrip().startswith('"'):
         return [text], 1
@@ -95,7 +94,7 @@ def _lone_row(lines: Iterator[str]) -> tuple[list[str], int]:
 
 
 def _loose_row(text: str) -> list[str]:
-    """The fields of a line whose writer did not double the quotes within a quoted field, if they come in pairs."""
+    """The fields of a line in which quotes inside of a quoted field are not doubled, if their number is even."""
     return _next(csv.reader([text])) if text.count('"') % 2 == 0 else []
 
 

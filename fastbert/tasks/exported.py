@@ -1,9 +1,8 @@
-"""GLUE's tasks as they are exported from data-set hubs: other names of columns, numbers for labels, .csv, .jsonl and
-.parquet.
+"""GLUE's tasks as exported by data-set hubs: other names of columns, numbers for labels, .csv, .jsonl and .parquet.
 
-Such a file is known by its form: JSON lines, Parquet, comma-separated, with a column ``idx``, or with names of columns
-that the authors' own files do not have (``label``, where theirs is called otherwise). Labels are the words of the task
-or their numbers, in the order that the file names or that of GLUE's publication; -1 says that there is none.
+Such a file is recognised by its form: JSON lines, Parquet, comma-separated, with a column ``idx``, or with names of
+columns that the authors' own files do not have (``label``, where theirs has another name). Labels are the words of the
+task or their numbers, in the order that the file gives or else GLUE's; -1 means that there is none.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from .text import TextTask
 
 NAMED = " (--text-columns and --label-column name others)"
-"""What a person can do about columns of other names."""
+"""What the user can do about columns with other names, for messages."""
 _COLUMN = re.compile("[1-9][0-9]{0,3}")
 SINGLE = (("sentence",), ("text",))
 PAIRS = (
@@ -41,10 +40,12 @@ PAIRS = (
 def exported_rows(
     task: TextTask, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]]
 ) -> Iterator[Row]:
-    """The rows of a task that records hold, as they are read.
+    """Yields the rows of a task from records.
 
     Args:
-        records: with their numbers from 0; None stands for one that was refused already.
+        task: the task.
+        path: the file, for messages.
+        records: records with their numbers from 0; one that is None has already been refused.
 
     Raises:
         DataError: by the task's ``bad_rows``.
@@ -56,7 +57,7 @@ def exported_rows(
         if index == 0:
             names = _labels(task)
             task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
-            if not task.predicting:  # which asks nobody for labels
+            if not task.predicting:  # when labels do not matter
                 _say_if_unknown(task, path, next((record.names[name] for name in names if name in record.names), ()))
         try:
             row = _row(task, index, record)
@@ -70,10 +71,12 @@ def exported_rows(
 def read_table_of_hub(
     task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[Row] | None:
-    """The rows of an exported .csv or .tsv; None, with only the first line looked at, for a file of another form.
+    """The rows of an exported .csv or .tsv; None for a file of another form, of which no further line is then read.
 
     Args:
-        first, lines: the file's first line and those after it, with their numbers.
+        task: the task.
+        path: the file, for messages.
+        first, lines: the file's first line and the following ones, with their numbers.
     """
     found = _table(task, called(path), first, lines)
     if found is None:
@@ -98,13 +101,13 @@ def _labels(task: TextTask) -> tuple[str, ...]:
 
 
 def id_names(task: TextTask) -> tuple[str, ...]:
-    """The same of the column that names a row."""
+    """The names that the column of row ids may have, in the order in which they are looked for."""
     names = dict.fromkeys(("idx", task.id_column, "index", "id"))
     return tuple(name for name in names if name not in (*task.text_columns, task.label_column))
 
 
 def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
-    """Which of a file's columns names its rows; None where they are numbered."""
+    """The column of a file that has the ids of its rows; None if rows are numbered."""
     of_source = bool(task.source_columns) and set(task.source_columns) <= set(columns)
     return next((name for name in id_names(task) if name in columns and not (of_source and name == "id")), None)
 
@@ -112,21 +115,21 @@ def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
 def _table(
     task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, tuple[int, dict[str, str] | None]]] | None:
-    """Of every row of an exported .csv or .tsv its number, that of its line, and its values by column; None where the
-    first line is no header of one."""
+    """(number, (line number, values by column)) for every row of an exported .csv or .tsv; None if the first line is
+    not the header of one."""
     if _without_header(task, first[1]):
         return _numbered_columns(task, path, first, lines)
     tabs = "\t" in first[1]
     written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
-    # GLUE's diagnostic set with its labels has Premise, Hypothesis, Label; spreadsheets like capitals too.
+    # GLUE's diagnostic set with labels has Premise, Hypothesis, Label; spreadsheets often have capitals too.
     for header in (written, [name.lower() for name in written]):
         form = next((form for form in text_forms(task) if set(form) <= set(header)), None)
         if form is not None:
             break
     official = tabs and header is written and "idx" not in header and form == task.text_columns
-    # The task's own name of the labels' column tells its files from hubs', which call it label whatever the task.
+    # Hubs call the column of labels "label" for every task.
     official = official and (task.label_column in header or "label" not in header)
-    # One column in a .csv has CSV's quotes as well; elsewhere its lines are texts as they stand.
+    # A .csv of one column has CSV's quotes too; in other files with one column, lines are literal texts.
     lone = len(header) < 2 and not without_gz(path).lower().endswith(".csv")
     if form is None or lone or official:
         return None
@@ -135,12 +138,13 @@ def _table(
     lines = rows_below(first, lines, header, path, task.bad_rows)
     if tabs:
         return numbered(_tab_records(lines, header), task.bad_rows)
-    # Lines are read ahead, so that what was refused meanwhile tells no number; but csv_records names every line.
+    # Not by `numbered`: lines are read ahead, so that lines are refused before earlier rows are yielded. csv_records
+    # yields None for them instead.
     return enumerate(csv_records(itertools.chain([first], lines), header))
 
 
 def _without_header(task: TextTask, first: str) -> bool:
-    """Whether columns are given by their numbers, which are not names in a file's first line."""
+    """Whether columns are given by numbers, none of them a name in the file's first line."""
     used = {*task.text_columns, *((task.label_column,) if task.label_named else ())}
     written = first.split("\t") if "\t" in first else csv_fields(first)
     return all(map(_COLUMN.fullmatch, used)) and not used <= {name.strip() for name in written}
@@ -149,10 +153,11 @@ def _without_header(task: TextTask, first: str) -> bool:
 def _numbered_columns(
     task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, tuple[int, dict[str, str] | None]]] | None:
-    """The same as `_table` of a file without a header, whose columns are called 1, 2, ...; None for standard input of
-    fewer columns, which are texts alone."""
+    """`_table` for a file without a header, whose columns are called 1, 2, ...; None for standard input with fewer
+    columns, which are nothing but texts."""
     last, lines = max(map(int, task.text_columns)), itertools.chain([first], lines)
-    # Texts have commas and tabs of their own: commas separate in a .csv alone, and there where its fields have quotes.
+    # Texts may contain commas and tabs. Commas separate columns only in a .csv whose first line begins with a quote or
+    # has no tab.
     if without_gz(path).lower().endswith(".csv") and (first[1].startswith('"') or "\t" not in first[1]):
         found = csv_records(itertools.chain([(first[0] - 1, "")], lines), None)
         row = next(found, (first[0], {}))
@@ -179,8 +184,8 @@ def _tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Ite
 
 
 def unquoted(field: str) -> str:
-    """A field that a CSV writer has put in quotes because it holds some, which are doubled then; authors' quotes do not
-    come in such pairs, and a sentence of theirs may be one quotation."""
+    """A tab-separated field without the quotes that a CSV writer put around it, if they are such: then it contains
+    doubled quotes and no single one. Other quotes are kept, since a text may be one quotation."""
     inner = field[1:-1]
     if '""' not in inner or not field.startswith('"') or not field.endswith('"') or '"' in inner.replace('""', ""):
         return field
@@ -189,7 +194,7 @@ def unquoted(field: str) -> str:
 
 def _row(task: TextTask, index: int, record: Record) -> Row:
     values, forms = record.values, text_forms(task)
-    # A null text is an empty one: every row of a test file must be answered, half a pair too.
+    # A null text counts as empty: every row of a test file must be answered, even with half a pair.
     columns = {*values, *record.nulls}
     form = next((form for there in (set(values), columns) for form in forms if set(form) <= there), None)
     if form is None:
@@ -208,10 +213,12 @@ def _row(task: TextTask, index: int, record: Record) -> Row:
 
 
 def exported_label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
-    """A label as the task's own files have it.
+    """A label in the form of the task's own files; None for no label.
 
     Args:
-        names: of the file's classes, if it has any; they decide where they are those of the task.
+        task: the task.
+        value: what the file has: a class number, a word or a bool.
+        names: the names of the file's classes, if it has any; if they are those of the task, they give the order.
     """
     text = str(int(value) if isinstance(value, bool) else value).strip()
     if text in task.no_label:
@@ -222,10 +229,10 @@ def exported_label(task: TextTask, value: Any, names: Sequence[str]) -> str | No
         if called is not None:
             return called[number]
         if len(names) != len(words):
-            text = names[number]  # of more classes or fewer the numbers mean something else than the task's
+            text = names[number]  # with another number of classes, the file's numbers are not the task's
             number = class_number(text)
     if isinstance(value, bool) and words and text not in words:
-        return str(value)  # true is no class number: of WiC and BoolQ it is the first of two, of others the second
+        return str(value)  # not a class number: in WiC and BoolQ True is the first of two classes, elsewhere the second
     if not words or text in words:
         return text
     if number is not None and number < len(words):
@@ -238,7 +245,7 @@ def exported_label(task: TextTask, value: Any, names: Sequence[str]) -> str | No
 
 
 def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str]) -> None:
-    """Warns of a file that calls as many classes as the task has by other words: which is which, it does not tell."""
+    """Warns of a file with as many classes as the task but other names, whose order may be another."""
     words = getattr(type(task), "labels", ())
     if len(names) == len(words) and _words(task, names) is None:
         logging.getLogger("fastbert").warning(
@@ -250,7 +257,7 @@ def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str
 
 
 def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:
-    """The task's labels in the order in which a file names its classes; None where these are no names of the task's."""
+    """The task's labels in the order of a file's class names; None if these are not the task's names."""
     words = getattr(type(task), "labels", ())
     if not words:
         return names

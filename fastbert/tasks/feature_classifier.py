@@ -1,6 +1,6 @@
-"""Feature-based answers for a text or a pair: a model that is not trained, under a BiLSTM that is.
+"""Feature-based classification and regression of a text or a pair: a trained BiLSTM on top of a frozen model.
 
-The largest value of every unit over a text's tokens stands for the text; for a pair u, v the classifier sees
+A text is represented by the maximum of every unit over its tokens; for a pair u, v the classifier gets
 (u, v, |u - v|, u * v) (Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations", section 3).
 """
 
@@ -18,7 +18,7 @@ from .on_features import OnFeatures
 
 
 class FeatureClassifier(OnFeatures):
-    """``config.num_labels`` outputs for every sequence; ``config.feature_pairs`` says whether it holds two texts."""
+    """``config.num_labels`` outputs for every sequence, which contains a pair if ``config.feature_pairs``."""
 
     name = "FeatureClassification"
 
@@ -35,12 +35,12 @@ class FeatureClassifier(OnFeatures):
         """Logits of a packed batch, and the loss.
 
         Args:
-            batch: of a pair, the second text has token types 1.
-            features: (T, stored_width), where they are known already.
-            labels: those of `models.logits.classification_loss`.
+            batch: the batch; the second text of a pair has token types 1.
+            features: (T, stored_width) float32, if they are stored; None computes them.
+            labels: as in `models.logits.classification_loss`.
 
         Returns:
-            ``loss``, ``logits`` (B, num_labels).
+            ``loss`` (), None without labels, and ``logits`` (B, num_labels).
         """
         hidden = over_sequences(self.lstm, self.features(batch, features), batch.cu_seqlens)
         pooled = self.pool(hidden, batch)

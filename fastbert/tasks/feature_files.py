@@ -1,4 +1,4 @@
-"""Features of a frozen model, computed once for a training and kept in memory-mapped files."""
+"""Features of a frozen model, computed once per training and stored in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 
 class FeatureFile:
-    """Features of examples in one memory-mapped file, (tokens, W) float32 as .npy; W as `OnFeatures.stored` has it.
+    """Features of a list of examples in one memory-mapped .npy file, (tokens, W) float32 with W =
+    `OnFeatures.stored_width`.
 
-    Example k has the rows ``starts[k]`` to ``starts[k + 1]``.
+    Args:
+        path: the file.
+        starts: (examples + 1,) int64; example k has the rows ``starts[k]`` to ``starts[k + 1]``.
     """
 
     def __init__(self, path: str | os.PathLike, starts: np.ndarray):
@@ -32,7 +35,8 @@ class FeatureFile:
 
     @classmethod
     def compute(cls, model: OnFeatures, examples: Sequence[Example], path: str | os.PathLike) -> FeatureFile:
-        """Runs the frozen model once over the examples and writes what it says of every token."""
+        """Runs the frozen model once over the examples and writes its features of every token. Raises OSError if there
+        is no room on the disk."""
         lengths = [example.num_tokens for example in examples]
         starts = np.concatenate(([0], np.cumsum(lengths)))
         width, device = model.stored_width, model.device
@@ -49,20 +53,20 @@ class FeatureFile:
         return cls(path, starts)
 
     def rows(self, example: int) -> np.ndarray:
-        """The features of an example, read from the file."""
+        """The features of an example, (tokens, W), read from the file."""
         return self._values[self.starts[example] : self.starts[example + 1]]
 
 
 def _new_map(path: str | os.PathLike, shape: tuple[int, int]) -> np.memmap:
-    """A new .npy file of zeros whose room on the disk is taken at once: where a page of a mapped file finds none later
-    the system ends the process, without a word.
+    """A new .npy file of zeros whose disk space is allocated at once: if it ran out while pages are written, the system
+    would kill the process (SIGBUS) without a message.
 
     Raises:
-        OSError: no room; with the path.
+        OSError: there is no room on the disk; names the path.
     """
     try:
         values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-        if hasattr(os, "posix_fallocate"):  # macOS has none
+        if hasattr(os, "posix_fallocate"):  # not on macOS
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
     except OSError as error:
@@ -71,13 +75,18 @@ def _new_map(path: str | os.PathLike, shape: tuple[int, int]) -> np.memmap:
 
 
 class Cached:
-    """Gives examples their features: a directory of `FeatureFile`, one for each list of examples."""
+    """A cache of features in a directory, with a `FeatureFile` for each list of examples.
+
+    Args:
+        model: the head whose frozen model computes the features.
+        directory: where the files are written.
+    """
 
     def __init__(self, model: OnFeatures, directory: str | os.PathLike):
         self.model, self.directory, self.files = model, Path(directory), []
 
     def add(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples, each with its ``features``."""
+        """Computes the features of examples; returns the examples with their ``features`` set."""
         if not examples:
             return []
         file = FeatureFile.compute(self.model, examples, self.directory / f"features-{len(self.files)}.npy")
@@ -85,7 +94,7 @@ class Cached:
         return [replace(example, features=(file, number)) for number, example in enumerate(examples)]
 
     def gather(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """The keyword ``features``, (T, W) float32, for a batch of examples that all have them; none otherwise."""
+        """The keyword argument ``features``, (T, W) float32, for a batch of examples; none if an example has none."""
         if any(example.features is None for example in examples):
             return {}
         rows = [file.rows(number) for file, number in (example.features for example in examples)]

@@ -1,6 +1,6 @@
-"""The feature-based tagger of Devlin et al. 2019, section 5.3: a model that is not trained, under a BiLSTM that is.
+"""The feature-based tagger of Devlin et al. 2019, section 5.3: a trained BiLSTM on top of a frozen model.
 
-Features of every token go through two BiLSTM layers of 768 units each way and a classifier.
+The features of every token go through two BiLSTM layers, of 768 units in each direction, and a classifier.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class FeatureTagger(OnFeatures):
         """Logits of a packed batch, and the mean loss over labelled tokens.
 
         Args:
-            features: (T, stored_width), where they are known already.
-            labels: (T,) int64, -100 = no label.
+            batch: the batch.
+            features: (T, stored_width) float32, if they are stored; None computes them.
+            labels: (T,) int64, -100 for no label.
 
         Returns:
-            ``loss``, ``logits`` (T, C).
+            ``loss`` (), None without labels, and ``logits`` (T, C).
         """
         hidden = over_sequences(self.lstm, self.features(batch, features), batch.cu_seqlens)
         if self.training:

@@ -1,4 +1,4 @@
-"""Tasks that can train a BiLSTM on the features of a frozen model, in place of the model (the paper's section 5.3)."""
+"""Tasks that can train a BiLSTM on the features of a frozen model, instead of the model (the paper's section 5.3)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class FeatureTask(Task):
-    """What such tasks share: how features are chosen, kept while training, and found again in a fine-tuned model.
+    """What such tasks share: how features are chosen, cached during training, and restored with a fine-tuned model.
 
     Attributes:
-        features: which ones, of `features.LAYERS` or "mix"; None to train the model itself.
-        feature_units: of each direction of the BiLSTM; None for the paper's 768.
-        cache: where features are kept while training; None computes them when they are needed.
+        features: the choice of features, one of `features.LAYERS` or "mix"; None to train the model itself.
+        feature_units: the units in each direction of the BiLSTM; None for the paper's 768.
+        cache: where features are stored during training; None computes them when they are needed.
     """
 
     features: str | None = None
@@ -34,16 +34,17 @@ class FeatureTask(Task):
         self.feature_units = getattr(config, "feature_units", None)
 
     def load_head(self, head: type[OnFeatures], directory: str | os.PathLike, **config: Any) -> OnFeatures:
-        """A head on the chosen features of a directory's model; the values of ``config`` win over its own."""
+        """A head on the chosen features of the model in a directory; ``config`` overrides values of its
+        configuration."""
         from .on_features import load_head
 
         chosen = {"feature_layers": self.features, "feature_units": self.feature_units}
         return load_head(head, directory, **chosen, **config)
 
     def with_features(self, examples: list[Example]) -> list[Example]:
-        """The examples, each with the place of its features where they are kept."""
+        """The examples, each with a reference to its stored features if there is a cache."""
         return examples if self.cache is None else self.cache.add(examples)
 
     def kept_features(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """The keyword ``features`` of a batch, (T, W) float32, where they are kept; none otherwise."""
+        """The keyword argument ``features`` of a batch, (T, W) float32, if they are stored; none otherwise."""
         return {} if self.cache is None else self.cache.gather(examples)

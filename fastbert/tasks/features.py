@@ -1,4 +1,4 @@
-"""Contextual features of tokens from a frozen model, in the choices of layers of the paper's Table 7."""
+"""Contextual features of tokens from a frozen model, with the choices of layers in the paper's Table 7."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from .encoding import private_copy
 
 LAYERS = ("embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum")
 
-# ELMo's: a task learns its own mix of all layers (`modules.scalar_mix`), so these features are no fixed ones.
+# As with ELMo, the task learns its own mix of all layers (`modules.scalar_mix`), so these features are not constant.
 MIX = "mix"
 
-# Lines read ahead, at most, so that batches can be made of like lengths.
+# The most texts that are read ahead, to make batches of similar lengths.
 WINDOW = 256
 
 
 @dataclass(frozen=True)
 class TokenFeatures:
-    """Features of one text: tokens with [CLS] and [SEP], their ids, and values (n, H) float32, (n, 4H) for concat."""
+    """Features of one text: its n tokens with [CLS] and [SEP], their ids, and values (n, H) float32, (n, 4H) for
+    last4-concat."""
 
     tokens: list[str]
     ids: list[int]
@@ -37,7 +38,7 @@ class TokenFeatures:
 
 
 def check_layers(layers: str, count: int) -> None:
-    """Raises InputError if there is no such choice, or a model with ``count`` layers has too few for it."""
+    """Raises InputError if there is no such choice, or a model with ``count`` layers has too few layers for it."""
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     needed = {"second-to-last": 2, "last4-sum": 4, "last4-concat": 4}.get(layers, 0)
@@ -48,8 +49,8 @@ def check_layers(layers: str, count: int) -> None:
 def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.Tensor:
     """Combines hidden states, the embeddings' output first, each (T, H), into features (T, H) or (T, 4H).
 
-    ``all12-sum`` sums every layer of the encoder, however many there are, without the embeddings. In a model without
-    layers the embeddings count as its last layer.
+    ``all12-sum`` is the sum of all layers of the encoder, however many there are, without the embeddings. In a model
+    without layers the embeddings count as its last layer.
 
     Raises:
         InputError: there is no such choice, or the model has too few layers for it.
@@ -77,19 +78,20 @@ def token_features(
     token_budget: int = 4096,
     name: str = "the texts",
 ) -> Iterator[TokenFeatures]:
-    """Computes the features of each text, in order. Texts are read as needed: memory does not grow with their number.
+    """Computes the features of each text, in order. Texts are read as needed, so memory does not grow with their
+    number.
 
     Args:
         model: one that `models.encoders.load_encoder` loads.
         tokenizer: the model's.
-        texts: each a text or a pair.
+        texts: texts or pairs.
         layers: one of `LAYERS`.
         truncate: whether to cut texts over the model's max_position_embeddings; otherwise they are an error.
-        token_budget: how many tokens are computed at a time.
-        name: how messages call the texts, such as the name of the file that has one a line.
+        token_budget: the most tokens in a batch.
+        name: the name of the texts in messages, such as that of a file with one text per line.
 
     Raises:
-        DataError: a text is too long; the message counts texts from 1, as lines.
+        DataError: a text is too long; the message has its number, from 1, as a line number.
         InputError: there is no such choice of layers, or the model has too few for it.
     """
     if layers not in LAYERS:

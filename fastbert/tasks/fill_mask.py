@@ -76,7 +76,7 @@ def _encoded(text: str, tokenizer: Tokenizer, limit: int, truncate: bool) -> Enc
 
 
 def _best(tokenizer: Tokenizer, probabilities: torch.Tensor, top_k: int) -> list[list[Candidate]]:
-    """The ``top_k`` most likely candidates of every row of (N, V), or all where there are fewer tokens."""
+    """The ``top_k`` most likely candidates for every row of (N, V), or all if there are fewer tokens."""
     count = top_k
     while True:
         values, best = probabilities.topk(count)
@@ -87,16 +87,16 @@ def _best(tokenizer: Tokenizer, probabilities: torch.Tensor, top_k: int) -> list
 
 
 def _candidates(tokenizer: Tokenizer, ids: list[int], probabilities: list[float]) -> list[Candidate]:
-    """Those of the ids that have a token: rows that pad the vocabulary have none."""
+    """The candidates among these ids, without those that have no token because they pad the vocabulary."""
     named = ((tokenizer.id_to_token(i), i, p) for i, p in zip(ids, probabilities, strict=True))
     return [Candidate(token, i, p) for token, i, p in named if token is not None]
 
 
 @torch.inference_mode()
 def _probabilities(model: torch.nn.Module, ids: np.ndarray, positions: list[int]) -> torch.Tensor:
-    """The probability of every id of the vocabulary at the N positions, (N, V)."""
+    """The probability of every id of the vocabulary at the N positions, (N, V) float32."""
     device = next(model.parameters()).device
-    # The model computes logits only where a label asks for them; which label does not matter to the logits.
+    # The model computes logits only at labelled positions; the labels themselves do not matter for the logits.
     labels = torch.zeros(len(positions), dtype=torch.int64)
     batch = PackedBatch.from_sequences([ids], mlm_positions=torch.tensor(positions), mlm_labels=labels).to(device)
     with evaluating(model):

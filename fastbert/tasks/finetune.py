@@ -62,7 +62,7 @@ def finetune(
         return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, wall_seconds=took)
     with started(out, config.resume) as start:
         now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
-        # Of weights those of the first are taken, new heads may have been drawn from other seeds.
+        # Weights may differ, since new heads may have been drawn from other seeds; those of rank 0 are used.
         same_on_all(current(), {name: value for name, value in now.items() if name != "model's weights"})
         if start.ended:
             return result_again(task, model, tokenizer, dev_rows, config, out, now)
@@ -83,9 +83,10 @@ def finetune(
 def opened(
     out, task: Task, config: FinetuneConfig, source: dict, now: dict, start: Start, callbacks: Callbacks | None
 ) -> Iterator[tuple[FinetuneRun | None, FinetuneCheckpoints]]:
-    """The run directory, which no other run may use while the block lasts, and its checkpoints.
+    """The run directory, locked against other runs while the block lasts, and its checkpoints.
 
-    Of several processes one writes; the others have no `FinetuneRun`. Arguments and errors are those of `finetune`.
+    Of several processes the first one writes; the others have no `FinetuneRun`. Arguments and errors are those of
+    `finetune`.
     """
     from ..train.run_lock import only_run
 
@@ -113,6 +114,12 @@ def train(
 ) -> Best:
     """Trains the model in place and evaluates it after each epoch; returns the best epoch with its weights.
 
+    Args:
+        task, model, config, callbacks: as in `finetune`.
+        data: the encoded rows.
+        run: writes the log; None writes none.
+        checkpoints: restores the training, and saves it on the way; None does neither.
+
     Raises:
         Stopped: see `FinetuneCheckpoints`.
     """
@@ -124,7 +131,7 @@ def train(
 
 
 def interrupted(stopped: Stopped, data: Data, checkpoints: FinetuneCheckpoints) -> FinetuneResult:
-    """The result of a run that a signal has ended."""
+    """The result of a run that was ended by a signal."""
     return FinetuneResult(
         stopped.best.history,
         stopped.best.record,
@@ -140,10 +147,10 @@ def interrupted(stopped: Stopped, data: Data, checkpoints: FinetuneCheckpoints) 
 def result_again(
     task: Task, model: torch.nn.Module, tokenizer, dev_rows: Sequence[Row], config: FinetuneConfig, out, now: dict
 ) -> FinetuneResult:
-    """The result of a run that has ended well; the model gets its weights.
+    """The result of a run that has already ended; the model gets its weights.
 
     Raises:
-        CheckpointError: it was of another model, recipe or data, or what it says of itself is damaged.
+        CheckpointError: the run was of another model, recipe or data, or its record is damaged.
     """
     path = Path(out) / ENDED
     ended = read_ended(out, task.metrics[0])

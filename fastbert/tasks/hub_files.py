@@ -1,4 +1,4 @@
-"""Rows of the files that data-set hubs hand out: JSON lines, and Parquet, which most of them publish today."""
+"""Reading the formats of data-set hubs: JSON lines, JSON lists, and Parquet, which most hubs publish today."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .tables import check_once
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 BATCH = 1024
-"""Rows of a Parquet file that are Python objects at a time."""
+"""How many rows of a Parquet file are converted to Python objects at a time."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A row as its file has it.
+    """A row as in its file.
 
     Args:
-        where: the file and the line or row, for messages; both count from 1.
-        values: by column, without those that are null.
-        names: what the numbers of a column mean, where the file says so.
-        nulls: the columns that are there and null in this row.
+        where: the file and the line or row, from 1, for messages.
+        values: the values by column, without nulls.
+        names: for columns of classes, the names of the class numbers, if the file has them.
+        nulls: the columns that are null in this row.
     """
 
     where: str
@@ -38,26 +38,27 @@ class Record:
 
     @classmethod
     def of(cls, where: str, values: dict[str, Any], names: dict[str, tuple[str, ...]] | None = None) -> Record:
-        """From all columns, null or not."""
+        """Makes a record from all columns, including nulls."""
         given = {key: value for key, value in values.items() if value is not None}
         return cls(where, given, names or {}, tuple(key for key in values if key not in given))
 
 
 def is_hub_file(path: str | os.PathLike) -> bool:
-    """Whether `read_records` reads a file, by its name."""
+    """Whether `read_records` can read a file, by its name."""
     return without_gz(path).lower().endswith(JSON_LINES) or os.fspath(path).lower().endswith(PARQUET)
 
 
 def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT, places: Sequence[str] = ()) -> Iterator[Record]:
-    """The rows of a file of JSON lines, of one JSON list or, by its name, of Parquet; those that are no rows go to
-    ``bad_rows``.
+    """The rows of a file of JSON lines, of one JSON list, or of Parquet (by its name).
 
     Args:
-        places: what the values of a list are called that stands in a list in place of an object.
+        path: the file.
+        bad_rows: what to do with what is not a row.
+        places: column names for rows that are lists instead of objects; only in a JSON list.
 
     Raises:
-        DataError: a file that is no Parquet; or by bad_rows.
-        InputError: Parquet without pyarrow.
+        DataError: the file is damaged or not in this format; or by bad_rows.
+        InputError: the file is Parquet, and pyarrow is not installed.
     """
     if os.fspath(path).lower().endswith(PARQUET):
         yield from _parquet(path, bad_rows)
@@ -71,7 +72,7 @@ def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT, places: Se
 def line_records(
     path: str | os.PathLike, lines: Iterable[tuple[int, str]], bad_rows: BadRows = STRICT
 ) -> Iterator[Record]:
-    """The rows of lines of JSON with their numbers."""
+    """The rows of JSON lines, which are given with their numbers."""
     for number, values in read_json_lines(path, bad_rows, lines):
         yield Record.of(f"{called(path)}, line {number}", values)
 
@@ -79,8 +80,8 @@ def line_records(
 def list_records(
     path: str | os.PathLike, values: list, bad_rows: BadRows = STRICT, places: Sequence[str] = ()
 ) -> Iterator[Record]:
-    """The rows of a list of JSON, which count from 1; what is no object, and no list of `read_records`'s ``places``, is
-    a bad row."""
+    """The rows of a JSON list, numbered from 1. Anything but an object, or a list of ``places`` (see `read_records`),
+    is a bad row."""
     for number, value in enumerate(values, 1):
         if isinstance(value, list) and places and len(value) == len(places):
             value = dict(zip(places, value, strict=True))
@@ -97,11 +98,12 @@ def list_records(
 
 
 def class_number(value: Any, names: Sequence[str] = ()) -> int | None:
-    """The number of a class that a label is, also as the float that pandas makes of numbers with gaps, or as text; None
-    for the name of a class, which may have digits, and for everything else.
+    """The class number in a label: an integer, a bool, a string, or a float as pandas makes of integers if some are
+    missing. None for the name of a class, even if that consists of digits, and for everything else.
 
     Args:
-        names: of the column's classes, where the file has them.
+        value: the label.
+        names: the names of the column's classes, if the file has them.
     """
     text = str(int(value) if isinstance(value, bool) else value).strip()
     if isinstance(value, str) and text in names:
@@ -111,7 +113,8 @@ def class_number(value: Any, names: Sequence[str] = ()) -> int | None:
 
 
 def _is_list(path: str | os.PathLike) -> bool:
-    """Whether a file of JSON is one list, as KLUE's are; a pipe, which can be read but once, is taken to have lines."""
+    """Whether a JSON file is a single list, as in KLUE. A pipe is assumed to have lines, since it can only be read
+    once."""
     if not os.path.isfile(path):
         return False
     with opened(path) as file:
@@ -138,7 +141,7 @@ def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
 
 
 def _shortest(column: Any) -> Any:
-    """Numbers of single precision as the shortest decimals that mean them: 3.8 would be 3.799999952316284."""
+    """Columns of float32 as the shortest decimal strings that round to them: 3.8 would become 3.799999952316284."""
     import pyarrow
 
     return column.cast(pyarrow.string()) if column.type == pyarrow.float32() else column
@@ -151,12 +154,12 @@ def _names(schema: Any) -> dict[str, tuple[str, ...]]:
         features = kept.get("info", {}).get("features", {})
         found = {column: _class_names(kind) for column, kind in features.items()}
     except (ValueError, AttributeError):
-        return {}  # others may have written there what they like
+        return {}  # other software may have written something else there
     return {column: names for column, names in found.items() if names}
 
 
 def _class_names(kind: Any) -> tuple[str, ...] | None:
-    """Of a column of classes, or of lists of such."""
+    """The class names of a column of classes, or of lists of classes; None for other columns."""
     if isinstance(kind, list) and kind:
         kind = kind[0]
     if not isinstance(kind, dict):

@@ -3,7 +3,7 @@ token, whose state the classifier reads.
 
     one text            start  text  extract
     a pair              start  premise  delimiter  hypothesis  extract
-    a pair, similarity  both orders of it; their states are added up
+    a pair, similarity  both orders of it; their states are added
     choices             start  context  delimiter  choice  extract, for each choice
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transform:
-    """Ids of the tokens that a GPT's inputs are built with."""
+    """The ids of the special tokens in a GPT's inputs."""
 
     start: int
     delimiter: int
@@ -34,7 +34,7 @@ class Transform:
         """The transform of a model's configuration; None for a model that reads rows as BERT does.
 
         Raises:
-            InputError: a GPT that has not been given the tokens (`models.gpt_heads.GPTHead.add_task_tokens`).
+            InputError: a GPT without these tokens (`models.gpt_heads.GPTHead.add_task_tokens` adds them).
         """
         if not hasattr(config, "extract_token_id"):
             return None
@@ -44,10 +44,11 @@ class Transform:
         return cls(*ids)
 
     def sequences(self, texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int) -> list[Ids]:
-        """Rows of one text or of a pair as ids; a pair that is too long loses tokens from its longer text first.
+        """Encodes rows of one text or a pair as at most max_seqlen ids; if a pair is too long, tokens of its longer
+        text are dropped first.
 
         Raises:
-            InputError: max_seqlen has no room for a token of each text.
+            InputError: max_seqlen has no room for one token of each text.
         """
         most = max(map(len, texts), default=1)
         special = 1 + most

@@ -1,4 +1,4 @@
-"""Texts that have their class before them in a line, or as the name of their directory, in place of a column."""
+"""Texts whose class is not in a column, but before them in the line, or the name of their directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .files import shorten
 from .hub_files import Record, is_hub_file
 
 _LINES = (
-    # TREC's questions have two labels, DESC:manner, of which data-set hubs make columns of these names.
+    # TREC's questions have two labels, as in DESC:manner, which data-set hubs put into columns of these names.
     re.compile(r"(?P<fine_label>(?P<coarse_label>ABBR|DESC|ENTY|HUM|LOC|NUM):[a-z]+)[ \t]+(?P<text>.+)"),
     re.compile(r"__label__(?P<label>\S+)[ \t]+(?!__label__)(?P<text>.+)"),  # fastText's
     re.compile(r"\((?P<label>[0-4]) (?P<tree>\([0-4] .+\)|[^\s()]+)\)"),  # Stanford's sentiment trees, SST-5
@@ -29,10 +29,13 @@ UNLABELLED = "unsup"
 def line_records(
     path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]], bad_rows: BadRows
 ) -> Iterator[Record] | None:
-    """The texts and labels of a file by its first line; None, with no more than that looked at, for another form.
+    """The texts and labels of a file whose first line has one of the forms in `_LINES`; None for any other file, of
+    which no further line is then read.
 
     Args:
-        first, lines: the file's first line and those after it, with their numbers.
+        path: the file, for messages.
+        first, lines: the file's first line and the following ones, with their numbers.
+        bad_rows: what to do with lines that do not have the form of the first.
     """
     form = next((form for form in _LINES if form.fullmatch(first[1].strip())), None)
     return None if form is None else _matched(path, form, itertools.chain([first], lines), bad_rows)
@@ -53,12 +56,12 @@ def _matched(
 
 
 def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
-    """The texts of a directory that has one for each class, with a file for each text, as IMDB and 20 Newsgroups are
-    published; or of one without directories, which have no labels. The classes take turns, so that the first rows are
-    of all of them. Hidden files, which desktops leave in directories that they show, are no texts.
+    """The texts of a directory with a subdirectory for each class and a file for each text, as IMDB and 20 Newsgroups
+    are published; or of a directory without subdirectories, whose texts have no labels. Classes alternate, so that the
+    first rows come from all of them. Hidden files are skipped: file managers leave some behind.
 
     Raises:
-        DataError: a directory of another form.
+        DataError: the directory has another form; or by bad_rows, for a text that cannot be decoded.
     """
     directories = [entry for entry in _shown(Path(path)) if entry.is_dir()]
     classes = [directory for directory in directories if directory.name != UNLABELLED]

@@ -1,4 +1,4 @@
-"""The metrics of tasks, by scikit-learn, scipy and seqeval, with what they leave undefined made definite."""
+"""The metrics of tasks, by scikit-learn, scipy and seqeval, with values for the cases that these leave undefined."""
 
 from __future__ import annotations
 
@@ -13,37 +13,42 @@ from ..errors import InputError
 
 
 def accuracy(gold: Sequence, predicted: Sequence) -> float:
-    """The share of predictions that are right."""
+    """The share of correct predictions, between 0 and 1."""
     return sum(a == b for a, b in zip(gold, predicted, strict=True)) / len(gold)
 
 
 def f1(gold: Sequence[str], predicted: Sequence[str], positive: str) -> float:
-    """The harmonic mean of precision and recall of one label; 0 where it is neither there nor predicted."""
+    """The harmonic mean of precision and recall of one label; 0 if it is neither in gold nor predicted."""
     f1_score = _import("sklearn.metrics").f1_score
     return float(f1_score([a == positive for a in gold], [b == positive for b in predicted], zero_division=0.0))
 
 
 def matthews(gold: Sequence, predicted: Sequence) -> float:
-    """Matthews' correlation, from -1 to 1; 0 where either side is constant."""
+    """Matthews' correlation, from -1 to 1; 0 if either side is constant."""
     compute = _import("sklearn.metrics").matthews_corrcoef
     if min(len(set(gold)), len(set(predicted))) < 2:
-        return 0.0  # its own answer too, with a warning where both sides are the same
+        return 0.0  # scikit-learn returns the same, but warns if both sides are equal
     return float(compute(list(gold), list(predicted)))
 
 
 def silhouette(distances, groups: Sequence) -> float:
-    """The mean silhouette of points in groups (Rousseeuw 1987), from -1 to 1, by their (n, n) distances."""
+    """The mean silhouette of n points in groups (Rousseeuw 1987), from -1 to 1.
+
+    Args:
+        distances: (n, n), the distances between points.
+        groups: the group of each point.
+    """
     return float(_import("sklearn.metrics").silhouette_score(distances, groups, metric="precomputed"))
 
 
 def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
-    """Pearson's correlation. Where it is undefined (a constant side, fewer than two rows, a value that is no finite
-    number) it is 0, as GLUE's leaderboard shows for an answer that never changes: NaN could not pick a best epoch."""
+    """Pearson's correlation, from -1 to 1. If it is undefined (a constant side, fewer than two rows, a value that is
+    not finite), it is 0, as on GLUE's leaderboard for constant predictions: epochs could not be compared by NaN."""
     return _correlation("pearsonr", gold, predicted)
 
 
 def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
-    """Spearman's correlation of ranks, ties sharing their mean rank; 0 where it is undefined, as `pearson`."""
+    """Spearman's rank correlation, from -1 to 1; ties get their mean rank. 0 if it is undefined, as in `pearson`."""
     return _correlation("spearmanr", gold, predicted)
 
 
@@ -53,7 +58,7 @@ def _correlation(function: str, gold: Sequence[float], predicted: Sequence[float
     if not finite or min(len(set(gold)), len(set(predicted))) < 2:
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # sides that are nearly constant: still a number
+        warnings.simplefilter("ignore", RuntimeWarning)  # about nearly constant sides, for which there is a value
         value = float(compute(gold, predicted)[0])
     return value if math.isfinite(value) else 0.0
 
@@ -71,22 +76,22 @@ _OF_IOBES = {"L-": "E-", "U-": "S-"}
 
 
 def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[dict, dict[str, dict]]:
-    """Precision, recall and F1 of whole entities, by seqeval, whose figures are conlleval's; 0 where undefined.
+    """Precision, recall and F1 of whole entities, by seqeval, which agrees with conlleval; 0 where undefined.
 
     Args:
-        gold, predicted: tags of each sentence, of any scheme of `tagging`.
+        gold, predicted: the tags of each sentence, in any scheme of `tagging`.
 
     Returns:
-        f1, precision, recall and accuracy (of tags) over all; and by type precision, recall, f1, entities (in gold) and
-        found (in predicted).
+        f1, precision, recall and accuracy (of tags) over all types; and for each type precision, recall, f1, and the
+        numbers of entities in gold ("entities") and in predicted ("found").
     """
     seqeval = _import("seqeval.metrics.sequence_labeling")
-    # The mode of seqeval that is conlleval's knows IOBES and not BILOU, which is the same with other letters.
+    # seqeval's default mode, which is conlleval's, supports IOBES but not BILOU, which only differs in its letters.
     gold, predicted = (
         [[_OF_IOBES.get(tag[:2], tag[:2]) + tag[2:] for tag in s] for s in side] for side in (gold, predicted)
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of types that are never predicted, which the table shows
+        warnings.simplefilter("ignore")  # about types that are never predicted, which the table shows
         score = partial(seqeval.precision_recall_fscore_support, gold, predicted, zero_division=0)
         overall, columns = score(average="micro"), score(average=None)
     names = ("precision", "recall", "f1")

@@ -12,18 +12,18 @@ from .base import Row
 from .classification import Classification
 from .hub_files import is_hub_file
 
-# XNLI's training files, MultiNLI in fifteen languages, say contradictory; ANLI's have letters.
+# XNLI's training files, which are MultiNLI in fifteen languages, have "contradictory"; ANLI's have letters.
 _LABELS = {"contradictory": "contradiction", "e": "entailment", "n": "neutral", "c": "contradiction"}
 
 
 @dataclass(frozen=True)
 class Diagnostic(Row):
-    """A row of GLUE's diagnostic set, which GLUE scores by Matthews' correlation (Wang et al. 2018, section 4)."""
+    """A row of GLUE's diagnostic set, which is scored by Matthews' correlation (Wang et al. 2018, section 4)."""
 
 
 class MNLI(Classification):
     """Files of 10 (test), 12 (training) or 16 (dev) columns, of which sentence1, sentence2 and gold_label are read;
-    also GLUE's diagnostic set, known by its name. Matched and mismatched genres have files of their own."""
+    also GLUE's diagnostic set, recognised by its name. Matched and mismatched genres are in separate files."""
 
     name = "mnli"
     submission = "MNLI-m.tsv"
@@ -54,6 +54,7 @@ def _is_diagnostic(data: str | os.PathLike) -> bool:
 
 
 def _hub_set(data: str | os.PathLike) -> str:
-    """The directory of a data-set hub's file, which alone says what it holds: ``ax/test-00000-of-00001.parquet``."""
+    """The directory of a data-set hub's file, whose own name does not tell its set: ``ax/test-00000-of-00001.parquet``.
+    Empty for other files."""
     path = Path(data)
     return path.parent.name.lower() if is_hub_file(path) else ""

@@ -1,11 +1,11 @@
-"""MRPC, the Microsoft Research Paraphrase Corpus: do two sentences say the same?"""
+"""MRPC, the Microsoft Research Paraphrase Corpus: do two sentences mean the same?"""
 
 from .classification import Classification
 
 
 class MRPC(Classification):
     """Microsoft's own files and GLUE's, with byte-order mark and CRLF: ``Quality, #1 ID, #2 ID, #1 String, #2 String``;
-    GLUE's test file has ``index`` in place of Quality."""
+    GLUE's test file has ``index`` instead of Quality."""
 
     name = "mrpc"
     submission = "MRPC.tsv"

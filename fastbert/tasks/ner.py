@@ -1,4 +1,4 @@
-"""Named entities: a tag for every word of a sentence, judged by whole entities."""
+"""Named-entity recognition: a tag for every word of a sentence, scored by whole entities."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from .tagging import CONVERTERS, LETTERS, chunks, expected, in_scheme_of, is_tag
 
 NO_LABEL = -100
 _NO_NAME = re.compile(r"LABEL_\d+")
-"""What transformers calls the classes of a model that was not trained on any."""
+"""The names that transformers gives classes by default."""
 CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
-"""Those of CoNLL-2000, which the third column of CoNLL-2003 has."""
+"""The types of CoNLL-2000's chunks, which are in the third column of CoNLL-2003."""
 
 
 @dataclass(frozen=True)
 class Owned:
-    """The words that an example decides on.
+    """The words whose tags are predicted from an example.
 
     Args:
-        positions: their first sub-tokens among the example's tokens, (n,).
-        rows, words: the row of each, and its place there, (n,).
+        positions: (n,) int, the index of each word's first sub-token among the example's tokens.
+        rows, words: (n,) int, the row of each word, and its index in the row.
     """
 
     positions: np.ndarray
@@ -48,11 +48,15 @@ class Owned:
 
 
 class NER(FeatureTask):
-    """CoNLL's columns, tagged IOB1, IOB2, IOBES or BILOU. The first sub-token of a word carries its tag; case is what
-    the tokenizer leaves of it, so take a cased model.
+    """Files with CoNLL's columns, tagged in IOB1, IOB2, IOBES or BILOU. A word's tag is predicted at its first
+    sub-token. Names are mostly told by their case, so use a cased model.
+
+    Args:
+        labels: the classes, in the order of their ids; `learn` takes them from the training rows.
 
     Attributes:
-        document_context: sentences are read together with those of their document around them, as many as fit.
+        document_context: whether sentences are read together with the neighbouring ones of their document, as many as
+            fit.
     """
 
     name = "ner"
@@ -71,7 +75,8 @@ class NER(FeatureTask):
         return rows
 
     def _check_types(self, rows: Sequence[Row], path: str | os.PathLike) -> None:
-        """A file of CoNLL's without its last column ends in the tags of chunks, which look like those of entities."""
+        """Raises DataError for a file whose types of entities are all unknown to the model, and warns of tags of
+        chunks: a CoNLL-2003 file without its last column ends in these, and they look like tags of entities."""
         kinds = _types(row.label for row in rows if row.label is not None)
         known, of_chunks = _types([self.labels]), bool(kinds) and kinds <= CHUNK_TYPES
         if known and kinds and not kinds & known:
@@ -86,7 +91,7 @@ class NER(FeatureTask):
             )
 
     def unlabelled(self, rows: Sequence[Row]) -> str:
-        """A line shows what is wrong with the tags: small letters, another separator before them."""
+        """Quotes a line, which shows what is wrong with the tags, such as lower case or another separator."""
         row = rows[0]
         return "words alone" if row.lines == row.texts else f"lines such as {shorten(row.lines[0])!r}"
 
@@ -102,7 +107,7 @@ class NER(FeatureTask):
 
     @property
     def letters(self) -> str | None:
-        """Those of the labels (a key of `LETTERS`); None where they are of no scheme."""
+        """The tagging letters of the labels (a key of `LETTERS`); None if they do not follow a scheme."""
         return next((name for name in LETTERS if all(is_tag(label, name) for label in self.labels)), None)
 
     def restore(self, config) -> None:
@@ -127,10 +132,8 @@ class NER(FeatureTask):
         return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **options)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
-        """Windows over sentences, or over documents; each word is decided on in the one where it has most context. One
-        that no word begins in is left out.
-
-        A sentence that fits is one window.
+        """Windows over sentences, or over documents. Each word is predicted in the window in which it has most context;
+        a window in which no word begins is left out. A sentence that fits is a single window.
         """
         pieces = _pieces(rows, tokenizer)
         names = names_of(tokenizer)
@@ -147,7 +150,7 @@ class NER(FeatureTask):
             begins, owners = plan_windows(len(ids), room, max(1, room - room // 4))
             for number, begin in enumerate(begins):
                 mine = owners[at] == number
-                if not mine.any():  # it lies within one long word, and a loss over nothing is no number
+                if not mine.any():  # it lies within one long word; a mean loss over no labels is NaN
                     continue
                 part = np.concatenate(([cls], ids[begin : begin + room], [sep])).astype(np.int32)
                 owned = Owned(at[mine] - begin + 1, owner_rows[mine], words[mine])
@@ -160,7 +163,7 @@ class NER(FeatureTask):
         return self.with_features(examples)
 
     def _units(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Indices of the rows that are read together: each alone, or the neighbours of a document."""
+        """The indices of rows that are read together: each row alone, or consecutive rows of a document."""
         alone = [[index] for index in range(len(rows))]
         if not self.document_context:
             return alone
@@ -179,7 +182,7 @@ class NER(FeatureTask):
         return units
 
     def _labels(self, rows: Sequence[Row]) -> np.ndarray | None:
-        """Class ids of all words; those of types that training did not see do not count in the loss."""
+        """The class ids of all words, -100 for types that are not among the labels; None if a row has no tags."""
         if any(row.label is None for row in rows):
             return None
         ids = {label: index for index, label in enumerate(self.labels)}
@@ -210,12 +213,13 @@ class NER(FeatureTask):
         return in_scheme_of(rows, tags)
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
-        """Precision, recall and F1 of entities, and the accuracy of tags: conlleval's, as shares and not in percent."""
+        """Precision, recall and F1 of entities, and the accuracy of tags, as conlleval has them, but between 0 and
+        1."""
         total, _ = entities([row.label for row in rows], predictions)
         return total
 
     def guess(self, rows: Sequence[Row]) -> list[tuple]:
-        """No entity anywhere."""
+        """No entities at all."""
         return [("O",) * len(row.texts) for row in rows]
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, list[Sequence]]:
@@ -224,7 +228,8 @@ class NER(FeatureTask):
         return {"entities": [("type", *columns), *((kind, *(v[c] for c in columns)) for kind, v in kinds.items())]}
 
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> list[Path]:
-        """Writes the columns of the file that was read with the predicted tag as one more: conlleval's input."""
+        """Writes the lines of the file that was read with the predicted tag as an additional column, which is
+        conlleval's input."""
         with atomic_write(path) as file:
             for line in tagged_lines(rows, predictions):
                 file.write(line + "\n")
@@ -234,7 +239,7 @@ class NER(FeatureTask):
         return read_tags(path, rows, self.bad_rows)
 
     def errors(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterable[dict]:
-        """Sentences with an entity too many or too few."""
+        """Sentences with missed or wrongly found entities."""
         for row, tags in zip(rows, predictions, strict=True):
             gold, found = set(chunks(row.label)), set(chunks(tags))
             if gold != found:
@@ -247,7 +252,7 @@ class NER(FeatureTask):
 
 
 def _types(tagged: Iterable[Sequence[str]]) -> set[str]:
-    """The types of the entities that tags are of."""
+    """The types of the entities in these tags."""
     return {kind for tags in tagged for kind, _, _ in chunks(tags)}
 
 
@@ -257,8 +262,8 @@ def _named(row: Row, spans: Iterable[tuple[str, int, int]]) -> Iterator[str]:
 
 
 def _pieces(rows: Sequence[Row], tokenizer) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each row its sub-tokens, and where each word begins among them. A word that leaves nothing of itself (control
-    characters) is [UNK], for it too needs a tag."""
+    """For each row the ids of its sub-tokens, and (words,) the index at which each word begins. A word of which the
+    tokenizer leaves nothing (control characters) becomes [UNK], since it too needs a tag."""
     encoder = with_prefix_space(private_copy(tokenizer, None))
     unknown = tokenizer.token_to_id(names_of(tokenizer).unk_token)
     found = []
@@ -270,7 +275,7 @@ def _pieces(rows: Sequence[Row], tokenizer) -> list[tuple[np.ndarray, np.ndarray
         if len(set(encoding.word_ids)) < len(words):
             empty = np.setdiff1d(numbers, owners)
             ids = np.insert(ids, starts[empty], unknown)
-            # A token put in before a word moves that word's beginning by one.
+            # Each [UNK] that was inserted before a word moves its beginning by one.
             starts = starts + np.searchsorted(empty, numbers)
         found.append((ids, starts))
     return found

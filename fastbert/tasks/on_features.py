@@ -1,7 +1,8 @@
-"""What stands on the features of a model that is not trained: the model below, and the features that are looked at.
+"""Heads on the features of a frozen model: what they share, the model below and its features.
 
-The model may be of any kind (`models.encoders`): a BERT in one of the choices of `features.LAYERS`, an ELMo by its own
-mix of all layers, static vectors. A head is a class for each kind, whose saved weights keep the kind's names.
+The model may be of any kind (`models.encoders`): a BERT, with one of the choices in `features.LAYERS`; an ELMo, with a
+learned mix of all layers; static vectors. For each kind of model a head has its own class, so that the weights of the
+model are saved under the names of its kind.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from ..packing import PackedBatch
 from .features import MIX, select_layers
 
 UNITS = 768
-"""Of each direction of an LSTM on features (Devlin et al. 2019, section 5.3) without ``config.feature_units``."""
+"""The units in each direction of a BiLSTM (Devlin et al. 2019, section 5.3) without ``config.feature_units``."""
 
-# Where the configuration of the model below has no such rate.
+# The dropout rate if the model's configuration has none.
 _DROPOUT = 0.1
 
 
 class OnFeatures(PreTrainedModel):
     """Base class of the heads; `of_kind` makes the class for a kind of model.
 
-    ``config.feature_layers`` says which features are looked at: one of `features.LAYERS`, or "mix" for a learned mix of
-    all layers (`ScalarMix`), each first brought to mean 0 and variance 1 where ``config.feature_layer_norm`` says so.
+    ``config.feature_layers`` chooses the features: one of `features.LAYERS`, or "mix" for a learned mix of all layers
+    (`ScalarMix`), each first normalised to mean 0 and variance 1 if ``config.feature_layer_norm`` is set.
     """
 
     name: ClassVar[str]
-    """What the class of a kind is called: kind + "For" + this."""
+    """The class for a kind of model is called KIND + "For" + this."""
 
     def __init__(self, config) -> None:
         super().__init__(config)
         self.num_labels = self.config.num_labels
         self.layers = self.config.feature_layers
-        # One vector a layer, the embeddings as one.
+        # The layers that can be mixed, of which the embeddings are one.
         self.num_layers = self.config.num_hidden_layers + 1
         setattr(self, self.base_model_prefix, new_encoder(self.config))
         self.units = getattr(self.config, "feature_units", None) or UNITS
@@ -52,44 +53,45 @@ class OnFeatures(PreTrainedModel):
             self.mix = ScalarMix(self.num_layers, getattr(self.config, "feature_layer_norm", False))
 
     def post_init(self) -> None:
-        """The first weights of what is trained; the model below has its own and is not."""
+        """Initialises what is trained, and freezes the model below."""
         for child in self.children():
             if child is not self.base_model:
                 child.apply(self._init_weights)
         self.base_model.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draws weights as BERT's heads do, whatever the model below is."""
+        """Initialises weights like those of BERT's heads, whatever the model below is."""
         PreTrainedModel._init_weights(self, module)
 
     @property
     def dropout(self) -> float:
-        """The rate before the classifier."""
+        """The dropout rate before the classifier."""
         return getattr(self.config, "hidden_dropout_prob", _DROPOUT)
 
     def train(self, mode: bool = True) -> OnFeatures:
-        """The model below stays as it is used: without dropout."""
+        """Sets the training mode of the head; the model below stays in evaluation mode, without dropout."""
         super().train(mode)
         self.base_model.eval()
         return self
 
     @property
     def stored_width(self) -> int:
-        """Numbers a token in a file of features."""
+        """The number of values per token in a file of features."""
         return self.config.hidden_size * self.num_layers if self.mix is not None else self.width
 
     @torch.no_grad()
     def stored(self, batch: PackedBatch) -> Tensor:
-        """(T, stored_width): what of a batch never changes in a training. For a mix that is every layer."""
+        """(T, stored_width): the features of a batch before any trained part; for a mix, those of all layers."""
         wanted = plain_outputs(self.base_model) | {"output_hidden_states": True}
         states = self.base_model(batch, **wanted).hidden_states
         return torch.cat(states, 1) if self.mix is not None else select_layers(states, self.layers)
 
     def features(self, batch: PackedBatch, stored: Tensor | None = None) -> Tensor:
-        """(T, width) float32 features.
+        """The features of a batch, (T, width) float32.
 
         Args:
-            stored: (T, stored_width) of the batch, where it is known already.
+            batch: the batch.
+            stored: (T, stored_width), if they are known already; None computes them.
         """
         values = (self.stored(batch) if stored is None else stored).float()
         if self.mix is None:
@@ -102,13 +104,13 @@ def of_kind(head: type[OnFeatures], model_type: str) -> type[OnFeatures]:
     """The class of a head for a kind of model. Raises InputError for a kind that has no encoder."""
     encoder = registry.of_type(model_type, registry.ARCHITECTURES).encoder_class
     name = encoder.__name__.removesuffix("Model").removesuffix("Encoder")
-    # How a kind's files are read and written is said by the class above its encoder.
+    # The base classes of a kind's encoder define how its files are read and written.
     bases = (head, *encoder.__bases__)
     parts = {"config_class": encoder.config_class, "base_model_prefix": encoder.base_model_prefix}
     return type(f"{name}For{head.name}", bases, parts | {"__module__": head.__module__, "__doc__": head.__doc__})
 
 
 def load_head(head: type[OnFeatures], directory: str | os.PathLike, **config) -> OnFeatures:
-    """A head on the model of a directory, whatever its kind; the values of ``config`` win over its own."""
+    """A head on the model in a directory, of whatever kind; ``config`` overrides values of its configuration."""
     settings = read_config(directory, **config)
     return of_kind(head, settings.model_type).from_pretrained(directory, config=settings, ignore_mismatched_sizes=True)

@@ -1,4 +1,4 @@
-"""QNLI, SQuAD's questions as in GLUE: does a sentence hold the answer to a question?"""
+"""QNLI, SQuAD's questions as in GLUE: does a sentence contain the answer to a question?"""
 
 from .classification import Classification
 

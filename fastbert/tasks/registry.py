@@ -1,4 +1,4 @@
-"""Names of tasks and where they live; a task's module is imported when it is asked for."""
+"""The names of tasks and where their classes are; a task's module is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def get(name: str) -> Task:
     """A new task of this name.
 
     Raises:
-        InputError: there is none; the message lists those there are.
+        InputError: there is no such task; the message lists all names.
     """
     if name not in TASKS:
         raise InputError(f"no such task: {name}; known are {', '.join(TASKS)}")

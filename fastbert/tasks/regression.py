@@ -1,4 +1,4 @@
-"""Tasks that give a number to a text or to a pair, by mean squared error."""
+"""Tasks with a number as the label of a text or a pair, trained by mean squared error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .text import TextTask
 
 
 class Regression(TextTask):
-    """A number between two bounds, judged by its correlation with people's.
+    """A number between two bounds, scored by correlation with the labels.
 
     Attributes:
-        low, high: the bounds; predictions are cut to them, since GLUE refuses a file with others.
+        low, high: the bounds, to which predictions are clipped, since GLUE refuses files with others.
     """
 
     metrics: tuple[str, ...] = ("pearson", "spearman")
@@ -51,15 +51,15 @@ class Regression(TextTask):
         return [sum(row.label for row in rows) / len(rows)] * len(rows)
 
     def far(self, gold: Sequence[float]) -> float:
-        """The smallest difference that `errors` lists."""
+        """The smallest absolute difference that `errors` lists, given all labels."""
         return 1.0
 
     def edges(self, gold: Sequence[float]) -> np.ndarray:
-        """Where the intervals of the table begin and end: units of the gold numbers."""
+        """The edges of the intervals of labels in the table, in ascending order: intervals of length 1."""
         return np.append(np.arange(self.low, self.high), self.high)
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[float]) -> dict[str, list[Sequence]]:
-        """For each of the intervals between `edges` the mean prediction and the mean absolute difference."""
+        """The mean prediction and the mean absolute difference for labels in each interval between `edges`."""
         table: list[Sequence] = [("gold", "mean_prediction", "mean_difference", "rows")]
         pairs = [(row.label, prediction) for row, prediction in zip(rows, predictions, strict=True)]
         edges = self.edges([row.label for row in rows])
@@ -72,7 +72,7 @@ class Regression(TextTask):
         return {"differences": table}
 
     def errors(self, rows: Sequence[Row], predictions: Sequence[float]) -> list[dict]:
-        """The rows that are far off, the farthest first."""
+        """The rows with differences of at least `far`, the largest first."""
         far = self.far([row.label for row in rows])
         listed = [
             {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": round(prediction, 4)}

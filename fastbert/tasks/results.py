@@ -20,16 +20,17 @@ class FinetuneResult:
     """The result of a fine-tuning.
 
     Args:
-        history: a dictionary an epoch: epoch, train_loss, train_seconds, tokens_per_second, dev_loss, the metrics.
-        best: the one with the largest first metric, the earliest if several have it.
-        predictions: those of the best epoch, one for each dev row.
+        history: one dictionary per epoch: epoch, train_loss, train_seconds, tokens_per_second, dev_loss, the metrics.
+        best: the entry with the largest first metric, the earliest of equals.
+        predictions: those of the best epoch, one per dev row.
         guess: the metrics of predictions made without looking at the texts (`Task.guess`); empty if the task has none.
-        trials: a dictionary for each training, if there were several (see `search`).
+        trials: one dictionary per training, if there were several (see `search`).
         model_dir, paths: what was written; None and empty without a run directory.
-        wall_seconds: how long it took, encoding included; of a resumed run also the time before its last checkpoint.
-        interrupted: the name of the signal that ended it early, or None. There are no predictions and no model then,
-            and history and best end where it ended.
-        late_signal: the name of one that came when nothing was left to train, so that the run is whole, or None.
+        wall_seconds: the duration in seconds, including encoding, and for a resumed run the time before its last
+            checkpoint.
+        interrupted: the name of the signal that ended the run early, or None. If so, there are no predictions and no
+            model, and history and best cover the epochs until then.
+        late_signal: the name of a signal that came after the last step, so that the run is complete, or None.
     """
 
     history: list[dict]
@@ -45,19 +46,19 @@ class FinetuneResult:
 
 
 def results_name(data: str | os.PathLike) -> str:
-    """What results of a file of data are called: its name without the suffix, ``stdin`` of standard input."""
+    """The prefix of the result files for a data file: its name without suffix, or ``stdin`` for standard input."""
     return "stdin" if os.fspath(data) == "-" else Path(without_gz(data)).stem
 
 
 def predictions_path(task: Task, out: str | os.PathLike, prefix: str) -> Path:
-    """Where `write_results` writes the predictions."""
+    """The file into which `write_results` writes the predictions."""
     return Path(out) / f"{prefix}_predictions{Path(task.submission).suffix}"
 
 
 def write_results(
     task: Task, rows: Sequence[Row], predictions: Sequence, metrics: dict, out: str | os.PathLike, prefix: str
 ) -> list[Path]:
-    """Writes what became of labelled rows into a directory: PREFIX_metrics.json, PREFIX_predictions (in the official
+    """Writes the results on labelled rows into a directory: PREFIX_metrics.json, PREFIX_predictions (in the official
     format), PREFIX_errors.jsonl, and each of the task's tables as PREFIX_NAME.tsv; returns the paths."""
     from ..train.metrics import plain
 
@@ -76,12 +77,12 @@ def write_results(
 
 
 def write_table(lines: Iterable[Sequence], path: Path) -> Path:
-    """Writes the lines of a table, the header first, with tabs between their cells; returns the path."""
+    """Writes a table, its header first, as tab-separated lines; returns the path."""
     with atomic_write(path) as file:
         file.writelines("\t".join(map(show_cell, line)) + "\n" for line in lines)
     return path
 
 
 def show_cell(value: object) -> str:
-    """A value of a table as text: floats with four digits."""
+    """A cell of a table as text: floats with four decimals."""
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Run directories of fine-tuning: where a run begins or goes on, and what it writes."""
+"""Run directories of fine-tuning: whether a run starts or resumes, and what it writes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .results import FinetuneResult, write_results
 from .trained import KEPT, kept_of
 
 ENDED = "ended.json"
-"""What a run that has ended well says of itself, for a resume that comes late."""
+"""The record of a run that has ended normally, from which a later ``--resume auto`` returns its result."""
 CHECKPOINTS = "checkpoints"
-"""Is there as long as a run has not ended, and holds what it goes on from."""
+"""The directory of checkpoints, which exists until the run has ended."""
 
 if TYPE_CHECKING:
     from ..train.metrics import MetricsLog
@@ -33,8 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fine-tuning begins: at a checkpoint, anew, or not at all since it has ended; when, by
-    `time.perf_counter`; and whether the directory is locked already."""
+    """How a run starts.
+
+    Args:
+        point: the checkpoint to resume from; None to start anew.
+        ended: whether the run has already ended, so that there is nothing to train.
+        at: the time of the start, by `time.perf_counter`.
+        locked: whether the run directory is already locked.
+    """
 
     point: Path | None = None
     ended: bool = False
@@ -44,11 +50,11 @@ class Start:
 
 @contextlib.contextmanager
 def started(out: str | os.PathLike, resume: str | None) -> Iterator[Start]:
-    """`starting_point`, which the first of several processes finds. While the block lasts, the directory of a run that
-    goes on is no other run's: that one may be writing or removing what is in it.
+    """`starting_point`, found by the first of several processes. If the run resumes, its directory is first locked
+    while the block lasts, since another run might be writing or removing what is in it.
 
     Raises:
-        InputError, CheckpointError, OSError: those of `starting_point`; or another process trains into the directory.
+        InputError, CheckpointError, OSError: those of `starting_point`; or another process is using the directory.
     """
     from ..train.distributed import current, on_first
     from ..train.run_lock import only_run
@@ -65,14 +71,15 @@ def started(out: str | os.PathLike, resume: str | None) -> Iterator[Start]:
 
 
 def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
-    """What a run directory holds to go on from.
+    """How a run in this directory starts.
 
     Args:
-        resume: "auto", or None for a run that begins.
+        out: the run directory.
+        resume: "auto", or None for a new run.
 
     Raises:
-        InputError: the directory would mix with what is there.
-        CheckpointError: it has checkpoints, all of them damaged.
+        InputError: the directory holds something that the run would mix with.
+        CheckpointError: all of its checkpoints are damaged.
         OSError: nothing can be written there.
     """
     from ..train import checkpoint
@@ -92,14 +99,14 @@ def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
 
 
 def read_ended(out: str | os.PathLike, metric: str) -> dict:
-    """What `FinetuneRun.finish` has written of a run that has ended: finetune, history, epoch, trials, paths,
-    wall_seconds.
+    """The record that `FinetuneRun.finish` wrote: finetune, history, epoch, trials, paths, wall_seconds.
 
     Args:
-        metric: the task's first one, which every epoch of the history has.
+        out: the run directory.
+        metric: the task's first metric, which every epoch of the history has.
 
     Raises:
-        CheckpointError: it is damaged. No other file says of which model and rows the run was.
+        CheckpointError: the record is damaged. No other file tells of which model and rows the run was.
     """
     path = Path(out) / ENDED
     try:
@@ -123,37 +130,45 @@ def read_ended(out: str | os.PathLike, metric: str) -> dict:
 
 
 class TrialLog:
-    """What one training measures: metrics.jsonl and TensorBoard events of a directory."""
+    """The log of one training, in metrics.jsonl and TensorBoard events.
+
+    Args:
+        log: the log of a directory.
+        every: training steps between two rows.
+    """
 
     def __init__(self, log: MetricsLog, every: int):
         self._log, self._every = log, every
 
     def step(self, record: dict) -> None:
-        """One training step, of which every `log_every`-th is kept."""
+        """Logs a training step, if its number is a multiple of `log_every`."""
         if record["step"] % self._every == 0:
             self._log.log("train", **record)
 
     def early(self, record: dict) -> None:
-        """The early check, made in the first epoch."""
+        """Logs the early check in the first epoch."""
         self._log.log("early", **record)
 
     def epoch(self, step: int, record: dict) -> None:
-        """An epoch's figures, after so many steps."""
+        """Logs the figures of an epoch, which ended after ``step`` steps."""
         self._log.log("dev", step, **record)
 
 
 class FinetuneRun:
-    """Writes the directory of a fine-tuning: config.yaml and metrics as it goes, the rest at the end.
+    """Writes a run directory: config.yaml and metrics during the run, everything else at its end.
 
-    Several trainings keep their metrics in ``trials/1``, ``trials/2`` and so on, and each leaves a line in
-    trials.jsonl when it ends; of the best there is what there is of a single one.
+    The trainings of a search have their metrics in ``trials/1``, ``trials/2`` and so on, and each adds a line to
+    trials.jsonl when it ends; the other files are those of the best training.
     """
 
     def __init__(self, out: str | os.PathLike, task: Task, config: FinetuneConfig, source: dict, identity: dict):
-        """Begins a directory, or goes on in one that `starting_point` knows.
+        """Makes the directory, or continues in an existing one after `starting_point`.
 
         Args:
-            identity: what the run is of (see `saving.identity`).
+            out: the directory.
+            task, config: what is trained, and the recipe.
+            source: further entries of config.yaml, such as the paths of model and data.
+            identity: what determines the run's result (`saving.identity`).
         """
         self.out, self._identity = Path(out), identity
         self._source = {"task": task.name, **source}
@@ -170,18 +185,22 @@ class FinetuneRun:
 
     @contextlib.contextmanager
     def log(self, training: Training, trial: int | None = None) -> Iterator[TrialLog]:
-        """The log of the training, or of one of several, numbered from 1; where it goes on, from there."""
+        """The log of a training; a resumed one continues its log.
+
+        Args:
+            trial: the number of the training in a search, from 1; None if there is only one.
+        """
         from ..train.metrics import MetricsLog
 
         directory = self.out if trial is None else self.out / "trials" / str(trial)
         directory.mkdir(parents=True, exist_ok=True)
-        if training.resumed_at is None:  # but for what a run that was killed before its first checkpoint has left
+        if training.resumed_at is None:  # left by a run that was killed before its first checkpoint
             shutil.rmtree(directory / "tensorboard", ignore_errors=True)
         with MetricsLog(directory, training.resumed_at, again=training.pending) as log:
             yield TrialLog(log, self._config.log_every)
 
     def write_trials(self, lines: Sequence[dict]) -> None:
-        """The lines of the trainings that have ended."""
+        """Writes trials.jsonl, the lines of the finished trainings."""
         from ..train.metrics import to_line
 
         with atomic_write(self.out / "trials.jsonl") as file:
@@ -190,11 +209,15 @@ class FinetuneRun:
     def finish(
         self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row], config=None
     ) -> FinetuneResult:
-        """Writes the model with its tokenizer, and what became of the dev rows, and removes the checkpoints; returns
-        the result with the paths.
+        """Writes the model with its tokenizer, the results on the dev rows and the record `ENDED`, and removes the
+        checkpoints.
 
         Args:
-            config: the best of several recipes, which config.yaml then holds.
+            rows: the dev rows.
+            config: the best of several recipes, which replaces the one in config.yaml; None if there was only one.
+
+        Returns:
+            the result, with the paths of what was written.
         """
         from ..data.tokenizer import save_tokenizer
 
@@ -202,7 +225,7 @@ class FinetuneRun:
         model_dir = self.out / "model"
         with whole_directory(model_dir) as fresh:
             model.save_pretrained(fresh)
-            # A model that came from a directory brought its tokenizer's files along, untouched.
+            # A model that was loaded from a directory has saved that directory's tokenizer files, unchanged.
             if not any((fresh / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
                 save_tokenizer(tokenizer, fresh)
         if config is not None:

@@ -1,7 +1,7 @@
-"""What a fine-tuning keeps for going on: checkpoints in ``OUT/checkpoints``, by the mechanism of pre-training.
+"""Checkpoints of fine-tuning, in ``OUT/checkpoints``, written by `fastbert.train.checkpoint`.
 
-The steps of several trainings are counted through. A checkpoint holds the training that is at work (weights, moments,
-its best epoch's weights), the lines of those that have ended, and the weights of the best of these.
+In a search, steps are counted across its trainings. A checkpoint contains the current training (weights, moments, the
+weights of its best epoch), the result lines of the finished ones, and the weights of the best of these.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .runs import CHECKPOINTS, Start
 from .training import Best, Training
 
 MINUTES = 10.0
-"""Between two checkpoints, unless steps are said: BERT-base's 1.8 GB every ten minutes are about half a percent."""
+"""Minutes between checkpoints without ``save_every``: BERT-base's 1.8 GB cost about half a percent of that time."""
 _WINNER = "winner."
 
 _log = logging.getLogger("fastbert")
 
 
 class StopAsked(Exception):
-    """A signal asks the training to end."""
+    """A signal has come, and the training is to stop."""
 
 
 class Stopped(Exception):
@@ -46,8 +46,8 @@ class Stopped(Exception):
 
     Args:
         signal: its name.
-        path: of the checkpoint that holds what was done.
-        best: the best epoch so far of the training that was at work.
+        path: the checkpoint, which contains everything done so far.
+        best: the best epoch so far of the current training.
     """
 
     def __init__(self, signal: str, path: Path, best: Best):
@@ -57,14 +57,14 @@ class Stopped(Exception):
 
 @dataclass
 class Progress:
-    """How far several trainings have come.
+    """The progress of a search over several trainings; a single training is a search of one.
 
     Args:
-        trial: the one that is next, from 1.
-        steps: those of the trainings before it.
-        lines: a dictionary for each of these.
-        winner: the best of these, and winner_trial its number; None and 0 where there is none.
-        wall_seconds: of the processes before this one.
+        trial: the number of the current training, from 1.
+        steps: the total steps of the trainings before it.
+        lines: a dictionary for each of these, as in trials.jsonl.
+        winner, winner_trial: the best of these, and its number; None and 0 if there is none.
+        wall_seconds: the duration of the processes before this one, in seconds.
     """
 
     trial: int = 1
@@ -78,12 +78,12 @@ class Progress:
 def identity(
     task: Task, model: torch.nn.Module, tokenizer, train_rows: Sequence, dev_rows: Sequence, configs: Sequence
 ) -> dict[str, Any]:
-    """What a run is of: every option of its recipes that changes a figure, and what says model and data apart. Two runs
-    of one identity come to one result.
+    """What determines the result of a run, for JSON: the options of its recipes that change results, the model's
+    configuration and weights, the tokenizer and the rows, the larger ones as digests.
 
     Args:
-        model: as it is before the training.
-        configs: the recipe of every training.
+        model: the model before training.
+        configs: the recipes of all trainings.
     """
     recipes = [{k: v for k, v in dataclasses.asdict(config).items() if k not in NEUTRAL} for config in configs]
     found: dict[str, Any] = {"task": task.name, "number of trainings": len(recipes)}
@@ -116,7 +116,12 @@ def _digest_weights(model: torch.nn.Module) -> str:
 
 
 def check_same(path: str | os.PathLike, saved: dict, now: dict) -> None:
-    """Raises CheckpointError where a run is of another identity than what it is to go on from, naming what differs."""
+    """Raises CheckpointError if the identity of a run is not that of what it would resume, naming what differs.
+
+    Args:
+        path: what it would resume, for the message.
+        saved, now: both identities.
+    """
     for name in {**now, **saved}:
         before, got = saved.get(name), now.get(name)
         if before != got:
@@ -129,23 +134,23 @@ def check_same(path: str | os.PathLike, saved: dict, now: dict) -> None:
 
 
 class FinetuneCheckpoints:
-    """Saves and restores the trainings of a run; of several ranks the first one writes.
+    """Saves and restores the trainings of a run; all ranks call these methods, and the first one writes.
 
-    While it is entered the first SIGINT, SIGTERM or SIGHUP ends the training by `Stopped` once the step, or a batch of
-    an evaluation, is done and all of it is on the disk. A checkpoint on the way that cannot be written is told, and
-    training goes on.
+    In its context the first SIGINT, SIGTERM or SIGHUP ends the training with `Stopped`, as soon as the current step or
+    evaluation batch is done and a checkpoint is on the disk. If a periodic checkpoint cannot be written, a warning says
+    so, and training continues.
 
     Args:
         out: the run directory.
-        config: how often to save, and how many to keep.
+        config: how often to save, and how many checkpoints to keep.
         now: the identity of the run.
-        start: the checkpoint to go on from, and when this process began.
+        start: the checkpoint to resume from, and when this process started.
 
     Raises:
-        CheckpointError: the checkpoint is of another run.
+        CheckpointError: the checkpoint is damaged or belongs to another run.
 
     Attributes:
-        progress: where the run goes on.
+        progress: where the run continues.
         step: the step of the checkpoint; 0 without one.
     """
 
@@ -160,12 +165,12 @@ class FinetuneCheckpoints:
 
     @property
     def wall_seconds(self) -> float:
-        """How long the run has taken until now, by the processes before this one too."""
+        """The duration of the run so far in seconds, including earlier processes."""
         return self.progress.wall_seconds + time.perf_counter() - self._began
 
     @property
     def signal(self) -> str | None:
-        """The name of the signal that came, if one did."""
+        """The name of the signal that has come, or None."""
         return self._stop.asked
 
     def _open(self, point: Path) -> None:
@@ -190,14 +195,14 @@ class FinetuneCheckpoints:
         self._stop.__exit__(*exception)
 
     def restore(self, training: Training) -> None:
-        """Puts the training where the checkpoint left it, if it was at work then. Raises CheckpointError."""
+        """Restores the training from the checkpoint, if that was saved during this training. Raises CheckpointError."""
         if self._saved is not None:
             training.restore(self.point, *self._saved)
-            self._saved = None  # of which the tensors were copied
+            self._saved = None  # its tensors have been copied
 
     @contextlib.contextmanager
     def keeping(self, training: Training) -> Iterator[None]:
-        """While the block runs a signal saves and ends the training. Raises Stopped, or CheckpointError."""
+        """A context in which a signal saves and ends the training. Raises Stopped, or CheckpointError."""
         try:
             yield
         except StopAsked:
@@ -205,10 +210,10 @@ class FinetuneCheckpoints:
             raise Stopped(self._stop.asked or "a signal to another rank", path, training.best) from None
 
     def after_step(self, training: Training) -> None:
-        """Saves where it is time. Raises StopAsked."""
+        """Saves if a checkpoint is due. Raises StopAsked if a signal has come on any rank."""
         step, every = self.progress.steps + training.stepper.count, self.config.save_every
         due = time.monotonic() - self._last >= 60 * MINUTES if every is None else step % every == 0
-        # Ranks have clocks of their own.
+        # The clocks of ranks differ, so rank 0 decides for all.
         engine = training.stepper.engine
         asked, due = engine.reduce([self._stop.asked is not None, bool(due) and current().first])
         if asked:
@@ -217,12 +222,12 @@ class FinetuneCheckpoints:
             self._save(training)
 
     def in_evaluation(self, training: Training) -> None:
-        """Raises StopAsked where a signal has come."""
+        """Raises StopAsked if a signal has come on any rank."""
         if training.stepper.engine.reduce([self._stop.asked is not None])[0]:
             raise StopAsked
 
     def after_training(self) -> None:
-        """Saves that one of several trainings has ended, so that it is not made again."""
+        """Saves that one of several trainings has finished, so that a resumed run does not repeat it."""
         self._write(self.progress.steps, {}, {}, None)
 
     def _save(self, training: Training, *, last: bool = False) -> Path:

@@ -26,7 +26,7 @@ from .trained import warnings_held
 from .training import Callbacks, Data, Training, epoch_batches, prepare
 
 RECIPE = ("batch_size", "lr", "epochs", "seed")
-"""What the trials of a search differ in, as their table shows it."""
+"""The options in which the trials of a search differ, for their table."""
 
 
 def search(
@@ -49,9 +49,10 @@ def search(
     Signals and ``config.resume`` work as there; finished trials are not repeated.
 
     Args:
-        model: that of the first trial, whose head was drawn after ``torch.manual_seed(configs[0].seed)``.
+        task, tokenizer, train_rows, dev_rows, out, source, callbacks: as in `finetune`.
+        model: the model of the first trial, whose head was drawn after ``torch.manual_seed(configs[0].seed)``.
         load: makes such a model for each further trial.
-        configs: the recipes, for the same length and the same rows (see `SearchConfig.trials`).
+        configs: the recipes, with the same max_seqlen and for the same rows (see `SearchConfig.trials`).
         on_trial: called with each trial's line: trial (from 1), the recipe, wall_seconds, and the record of the best
             epoch; or ``failed`` with the reason.
 
@@ -88,10 +89,10 @@ def search(
 
 @dataclass
 class _Trainings:
-    """Makes one training after the other.
+    """Runs the trainings of a search, one after the other.
 
     Args:
-        model: of the training that is next, or at work.
+        model: the model of the current training.
     """
 
     task: Task
@@ -109,20 +110,28 @@ class _Trainings:
         steps: Sequence[int],
         on_trial: Callable[[dict], Any] | None,
     ) -> None:
-        """The trainings that are left; arguments as in `search`, ``steps`` of every recipe. Raises Stopped."""
+        """Runs the remaining trainings.
+
+        Args:
+            load, configs, on_trial: as in `search`.
+            steps: the number of steps of each recipe.
+
+        Raises:
+            Stopped: a signal has come.
+        """
         first = self.progress.trial
         for number, config in enumerate(configs[first - 1 :], first):
             if number > 1:
                 torch.manual_seed(config.seed)
-                with warnings_held():  # what the directory lacks was said with the first model
+                with warnings_held():  # they were shown when the first model was loaded
                     self.model = load()
             line = self.make(config, steps[number - 1])
             if on_trial is not None:
                 on_trial(line)
 
     def make(self, config: FinetuneConfig, steps: int) -> dict:
-        """The next training, of so many steps; returns its line, which says why where it diverged: the others can do
-        without it. Raises Stopped."""
+        """Runs the next training, of ``steps`` steps; returns its line. If it diverges, the line has the reason, and
+        the search continues. Raises Stopped."""
         progress = self.progress
         training = Training(self.task, self.model, self.data, config, self.callbacks, self.checkpoints)
         if self.checkpoints is not None:
@@ -147,7 +156,7 @@ class _Trainings:
         return line
 
     def result(self, start: Start) -> FinetuneResult:
-        """The result of the best training, whose weights the model gets. Raises FastbertError if all have diverged."""
+        """The result of the best training, whose weights the model gets. Raises FastbertError if all diverged."""
         best, trials, dev = self.progress.winner, self.progress.lines, self.data.dev
         if best is None:
             raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
@@ -159,7 +168,7 @@ class _Trainings:
 
 
 def trials_table(trials: Sequence[dict], metrics: Sequence[str]) -> list[tuple]:
-    """The trials, the best by the first metric first and those that failed last: a header and a line each."""
+    """A table of the trials: a header and one line each, the best by the first metric first, failed ones last."""
     columns = ("trial", *RECIPE, "best_epoch", *metrics, "wall_seconds")
     ranked = sorted(trials, key=lambda trial: -trial.get(metrics[0], -math.inf))
     lines = [tuple(f"{t[c]:g}" if c == "lr" else t.get(c, "-") for c in columns) for t in ranked]
@@ -167,6 +176,6 @@ def trials_table(trials: Sequence[dict], metrics: Sequence[str]) -> list[tuple]:
 
 
 def _with_total(callbacks: Callbacks, steps: int) -> Callbacks:
-    """Callbacks that are told the steps of all trials together."""
+    """Callbacks whose ``on_step`` gets the total number of steps of all trials."""
     on_step = callbacks.on_step
     return callbacks if on_step is None else dataclasses.replace(callbacks, on_step=lambda _: on_step(steps))

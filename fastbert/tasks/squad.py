@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0: the answer to a question is a span of its context, or in 2.0 there is none."""
+"""SQuAD 1.1 and 2.0: the answer to a question is a span of its context; in 2.0 there may be none."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ class Answer:
     """A prediction.
 
     Args:
-        text: what is handed in; empty for "no answer"; None where a file of predictions has none.
-        null_odds: how much the score of no answer is above that of the best span, or a probability from a file; None
-            where nothing is known of it.
-        span_text: the best span's text, whether it was handed in or not; None where only `text` is known.
-        rank: the place among a file's probabilities.
-        nbest: the best texts with probability, start_logit and end_logit; None of a prediction from a file.
+        text: the predicted answer; empty for "no answer"; None if a file of predictions lacks the question.
+        null_odds: the score of "no answer" minus that of the best span, or a probability from a file; None if unknown.
+        span_text: the text of the best span, even if "no answer" is predicted; None if only `text` is known.
+        rank: the position in a file of probabilities.
+        nbest: the best texts with probability, start_logit and end_logit; None for a prediction from a file.
     """
 
     text: str | None
@@ -49,11 +48,11 @@ class Squad(Task):
     """What both versions share.
 
     Attributes:
-        doc_stride: tokens from the beginning of one window to that of the next.
-        max_question: tokens that are kept of a question.
+        doc_stride: tokens from the start of one window to the start of the next.
+        max_question: the most tokens of a question; the rest is cut.
         max_answer: the longest answer, in tokens.
-        n_best: spans that are looked at in a window, and listed for a question.
-        beside: files beside the official one, by name, and what of an `Answer` they hold.
+        n_best: how many spans are considered in a window, and listed for a question.
+        beside: files that are written beside the official one, by name, and the field of `Answer` that each holds.
     """
 
     submission = "predictions.json"
@@ -73,7 +72,7 @@ class Squad(Task):
         return row.source, row.texts[1]
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-        """Rows whose answer stands in the context where the file says; the metric does not need that, training does."""
+        """Rows whose answer is in the context at the position in the file, which training needs but no metric does."""
         kept = []
         for row in rows:
             if row.label is None or not row.label.texts or span(row.texts[1], row.label) is not None:
@@ -104,7 +103,7 @@ class Squad(Task):
         batch = packed(examples)
         if all(example.label is None for example in examples):
             return batch, {}
-        # An answer that was not found counts for nothing: it is past the end.
+        # An unknown answer must not count in the loss: its positions are past the end, which the model ignores.
         nowhere = (batch.num_tokens, batch.num_tokens)
         positions = torch.tensor([example.label or nowhere for example in examples])
         return batch, {"start_positions": positions[:, 0], "end_positions": positions[:, 1]}
@@ -125,7 +124,7 @@ class Squad(Task):
         entries: dict[str, tuple[float, float]] = {}
         for found in sorted(spans, key=lambda s: -s.score):
             text = answer_text(context, found)
-            if text:  # of a piece that is the blank before a word there is none
+            if text:  # empty for a token that is only the blank before a word
                 entries.setdefault(text, (found.start_logit, found.end_logit))
             if len(entries) == self.n_best:
                 break
@@ -143,11 +142,11 @@ class Squad(Task):
     def write_predictions(
         self, rows: Iterable[Row], predictions: Iterable[Answer], path: str | os.PathLike
     ) -> list[Path]:
-        """Writes the official file, without questions that a file of predictions had none for; and beside it what is
-        known of the answers besides: nbest_predictions.json, and null_odds.json for version 2.0."""
+        """Writes the official file, and beside it nbest_predictions.json and, for version 2.0, null_odds.json if these
+        are known. Questions whose prediction is None are left out of the official file."""
         pairs = zip(rows, predictions, strict=True)
         first = list(itertools.islice(pairs, 1))
-        # Those of `beside` that the predictions have, all of them or none: of a file of texts nothing else is known.
+        # All predictions have the same fields: those from a file only have texts. So the first one tells.
         beside = {
             name: k for name, k in self.beside.items() if any(getattr(answer, k) is not None for _, answer in first)
         }
@@ -157,13 +156,13 @@ class Squad(Task):
             for row, answer in itertools.chain(first, pairs):
                 if answer.text is not None:
                     add_text(row.id, answer.text)
-                for known, add in zip(beside.values(), adders, strict=False):  # no files beside standard output
+                for known, add in zip(beside.values(), adders, strict=False):  # with standard output there are none
                     add(row.id, getattr(answer, known))
         return written(path, *files)
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Answer]:
-        """Questions without a prediction count as the official evaluation counts them, and a warning says how many;
-        predictions for other questions are passed over, as those of the rest of a data set."""
+        """Questions without a prediction count as in the official evaluation, and a warning says how many there are;
+        predictions for other questions are ignored, since the rows may be a part of a data set."""
         texts = read_values(path, str, "texts")
         missing = [row.id for row in rows if row.id not in texts]
         if len(missing) == len(rows):
@@ -192,11 +191,11 @@ class Squad(Task):
                 }
 
     def scores(self, row: Row, answer: Answer) -> tuple[float, float]:
-        """Exact match and F1 of one prediction, 0 to 1."""
+        """Exact match and F1 of one prediction, between 0 and 1."""
         return official.score_v1(row.label.texts, answer.text)
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> dict[str, list[Sequence]]:
-        """Exact match and F1 by the first question word of a question."""
+        """Exact match and F1 in percent, by the first question word of a question."""
         groups = defaultdict(list)
         for row, answer in zip(rows, predictions, strict=True):
             words = row.texts[0].lower().replace("?", " ").split()
@@ -220,11 +219,12 @@ class Squad1(Squad):
 
 
 class Squad2(Squad):
-    """Version 2.0: a question may have no answer, which is predicted where its odds are above a threshold.
+    """Version 2.0: a question may have no answer, which is predicted if its odds are above a threshold.
 
     Attributes:
-        null_threshold: on the odds; found on the dev set when a model is fine-tuned, and kept in its configuration.
-        na_prob_threshold: on probabilities from a file, as the official evaluation has it.
+        null_threshold: the threshold for null_odds; fine-tuning finds it on the dev rows and stores it in the model's
+            configuration.
+        na_prob_threshold: the threshold for probabilities from a file, the option of the official evaluation.
     """
 
     name = "squad2"
@@ -239,7 +239,7 @@ class Squad2(Squad):
         self.null_threshold = float(getattr(config, "null_threshold", 0.0))
 
     def settle(self, rows: Sequence[Row], predictions: Sequence[Answer], config) -> list[Answer]:
-        """Takes the threshold that is best for F1 on the dev rows, and applies it."""
+        """Finds the threshold that is best for F1 on the dev rows, and applies it."""
         gains, start = [], 0
         order = sorted(zip(predictions, rows, strict=True), key=lambda pair: pair[0].null_odds)
         for answer, row in order:
@@ -249,7 +249,7 @@ class Squad2(Squad):
                 gains.append(-1 if answer.span_text else 0)
                 start += 1
         _, count = official.best_prefix(gains, start)
-        # Where no answer at all is best, the threshold lies below all odds.
+        # If it is best to answer no question at all, the threshold is below all odds.
         self.null_threshold = order[count - 1][0].null_odds if count else order[0][0].null_odds - 1.0
         config.null_threshold = self.null_threshold
         return [self._choose(answer) for answer in predictions]
@@ -264,8 +264,8 @@ class Squad2(Squad):
         return official.score_v2(row.label.texts, answer.text or "")
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> dict[str, float]:
-        """The official figures. Of a model's predictions exact and f1 are those at its own threshold; best_exact and
-        best_f1 those that the best threshold on these rows would give."""
+        """The official figures. For a model's predictions, exact and f1 are those at the model's threshold, best_exact
+        and best_f1 those at the best threshold for these rows."""
         references = [row.label.texts for row in rows]
         texts = [answer.text for answer in predictions]
         if predictions[0].null_odds is None:
@@ -279,11 +279,16 @@ class Squad2(Squad):
         return figures | official.best_thresholds(references, texts, odds, [answer.rank for answer in predictions])
 
     def guess(self, rows: Sequence[Row]) -> list[Answer]:
-        """No answer to any question."""
+        """Predicts no answer for every question."""
         return [Answer("", 1.0, "") for _ in rows]
 
     def read_na_probs(self, rows: Sequence[Row], answers: Sequence[Answer], path: str | os.PathLike) -> list[Answer]:
-        """Adds to predictions from a file the probabilities of no answer from another."""
+        """Adds the probabilities of "no answer" from a file to predictions from another file.
+
+        Raises:
+            InputError: a predicted question has no probability.
+            DataError: the file cannot be used.
+        """
         values = read_values(path, (int, float), "numbers")
         ranks = {name: rank for rank, name in enumerate(values)}
         missing = [
@@ -294,7 +299,7 @@ class Squad2(Squad):
         if missing:
             names = shorten(", ".join(missing))
             raise InputError(f"{path}: expected a number for each predicted question, got none for {names}")
-        # Questions without a prediction are left out of the figures, whatever their odds are.
+        # The odds of questions without a prediction do not matter: these are left out of the figures.
         return [
             replace(answer, null_odds=values.get(row.id, 0.0), rank=ranks.get(row.id, len(ranks)))
             for row, answer in zip(rows, answers, strict=True)
@@ -302,7 +307,7 @@ class Squad2(Squad):
 
 
 def _nbest(entries: dict[str, tuple[float, float]]) -> tuple[dict, ...]:
-    """The listed texts, the best first, with the softmax of their scores."""
+    """The entries of nbest_predictions.json, the best first, with the softmax of their scores as probabilities."""
     if not entries:
         return ()
     totals = np.array([sum(scores) for scores in entries.values()], dtype=np.float64)

@@ -1,8 +1,9 @@
 """SQuAD's metrics, equal digit for digit to the official evaluation of versions 1.1 and 2.0.
 
 Exact match and token F1 of normalised texts (Rajpurkar et al. 2016, section 6.1), the best over the reference answers;
-for 2.0 also each of questions with and without an answer, and the threshold on the probability of no answer at which
-each metric is best (Rajpurkar et al. 2018). Sums run in the order of the questions, for the last digit depends on it.
+for 2.0 also both metrics over questions with and without an answer, and the threshold on the probability of no answer
+at which each metric is best (Rajpurkar et al. 2018). Sums are in the order of the questions, on which their last digit
+depends.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalise(text: str) -> str:
-    """Lower case, no ASCII punctuation, no English articles, single blanks: in this order, which matters."""
+    """Lower-cases, removes ASCII punctuation and then English articles, and reduces white space to single blanks."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact(reference: str, prediction: str) -> int:
-    """1 where the normalised texts are equal."""
+    """1 if the normalised texts are equal, otherwise 0."""
     return int(normalise(reference) == normalise(prediction))
 
 
@@ -30,7 +31,7 @@ def f1(reference: str, prediction: str, *, empty_matches: bool) -> float:
     """The harmonic mean of precision and recall of the normalised texts' words, each counted as often as it occurs.
 
     Args:
-        empty_matches: two texts without words agree, as in version 2.0; in 1.1 they have no word in common.
+        empty_matches: whether two texts without words match, as in version 2.0; in 1.1 their F1 is 0.
     """
     gold, found = normalise(reference).split(), normalise(prediction).split()
     if empty_matches and not (gold and found):
@@ -65,7 +66,12 @@ def score_v2(references: Sequence[str], prediction: str) -> tuple[int, float]:
 
 
 def figures_v1(references: Sequence[Sequence[str]], predictions: Sequence[str | None]) -> dict[str, float]:
-    """The official result of version 1.1, in percent: ``exact_match`` and ``f1``."""
+    """The official result of version 1.1, in percent: ``exact_match`` and ``f1``.
+
+    Args:
+        references: the answers of each question, at least one.
+        predictions: the answer to each question; None counts as wrong.
+    """
     exact_sum, f1_sum = 0, 0.0
     for texts, prediction in zip(references, predictions, strict=True):
         one_exact, one_f1 = score_v1(texts, prediction)
@@ -83,9 +89,9 @@ def figures_v2(
     """The official result of version 2.0: percentages and numbers of questions.
 
     Args:
-        references: of each question; empty where it has no answer.
-        predictions: the empty text for "no answer"; questions with None are left out of everything.
-        na_probs: probability that there is no answer; one above the threshold makes the prediction "no answer".
+        references: the answers of each question; empty if it has none.
+        predictions: the empty text for "no answer"; questions with None are left out altogether.
+        na_probs: the probabilities of no answer; above the threshold, "no answer" is predicted.
     """
     kept = [index for index, prediction in enumerate(predictions) if prediction is not None]
     answerable = [bool(references[index]) for index in kept]
@@ -105,7 +111,7 @@ def figures_v2(
 
 
 def _averages(scores: Sequence[tuple[float, float]], prefix: str) -> dict[str, float]:
-    # sum, and not fsum: the official figures have its rounding.
+    # By sum instead of fsum, to round as the official evaluation does.
     total = len(scores)
     figures = {
         f"{prefix}{name}": 100.0 * sum(score[column] for score in scores) / total if total else 0.0
@@ -120,10 +126,11 @@ def best_thresholds(
     na_probs: Sequence[float],
     ranks: Sequence[int] | None = None,
 ) -> dict[str, float]:
-    """What each metric could reach, and at which threshold: ``best_exact``, ``best_exact_thresh``, ``best_f1``, ...
+    """The best value of each metric and the threshold for it: ``best_exact``, ``best_exact_thresh``, ``best_f1``, ...
 
     Args:
-        ranks: the order of questions of one probability; that of the file of probabilities in the official result.
+        references, predictions, na_probs: as in `figures_v2`.
+        ranks: the order of questions with equal probabilities; in the official result, the order in their file.
     """
     kept = [index for index, prediction in enumerate(predictions) if prediction is not None]
     order = sorted(kept, key=lambda index: (na_probs[index], index if ranks is None else ranks[index]))
@@ -138,8 +145,8 @@ def best_thresholds(
 
 
 def best_prefix(gains: Sequence[float], start: float) -> tuple[float, int]:
-    """The largest of start, start + gains[0], start + gains[0] + gains[1], ... and how many gains it takes; the first
-    of equals."""
+    """The largest of start, start + gains[0], start + gains[0] + gains[1], ... and the number of gains in it; the
+    first of equals."""
     best, count, current = start, 0, start
     for number, gain in enumerate(gains, 1):
         current += gain

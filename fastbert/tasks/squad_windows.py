@@ -1,8 +1,8 @@
-"""A question and its context as windows of tokens, and an answer as a span of characters out of their scores.
+"""Windows of tokens over a question and its context, and the answer's span of characters from their scores.
 
-The windows are those of Devlin et al. 2019: ``[CLS] question [SEP] part of the context [SEP]``, each beginning a stride
-after the one before. A token of the context stands in several; its scores count in the one where it has most context.
-Between question and context there are as many separators as the tokenizer puts into a pair.
+The windows are those of Devlin et al. 2019: ``[CLS] question [SEP] part of the context [SEP]``, each starting a stride
+after the previous one. A token of the context may be in several; its score as a start of an answer counts in the one
+where it has most context. Between question and context there are as many separators as the tokenizer puts into a pair.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .squad_files import span
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens of a text: ids, and where each begins and ends in it, in characters; all (n,) int32.
+    """The tokens of a text: their ids, and their starts and ends in characters; all (n,) int32.
 
-    White space at a token's sides is left out: pieces of SentencePiece and GPT-2 have the blank before a word. One that
-    is nothing but white space begins at the letter after it and ends at the one before it.
+    White space around a token is left out, since pieces of SentencePiece and GPT-2 include the blank before a word. A
+    token that is only white space starts at the next letter and ends after the previous one.
     """
 
     ids: np.ndarray
@@ -38,9 +38,9 @@ class Window:
     """What `best_spans` needs of an example.
 
     Args:
-        first: index of the first token of the context among the example's tokens.
-        starts, ends: characters of each of its context tokens, (n,) int32.
-        owned: (n,) bool, the tokens that have their most context in this window.
+        first: the index of the first token of the context among the example's tokens.
+        starts, ends: (n,) int32, the characters at which its context tokens start and end.
+        owned: (n,) bool, the context tokens that have most context in this window.
     """
 
     first: int
@@ -50,7 +50,7 @@ class Window:
 
 
 def encode_unique(texts: Sequence[str], tokenizer) -> dict[str, Text]:
-    """Tokens of every different text."""
+    """The tokens of every distinct text, by text."""
     encoder, found = private_copy(tokenizer, None), {}
     unique = list(dict.fromkeys(texts))
     for text, encoding in zip(unique, encodings_of(unique, encoder, add_special_tokens=False), strict=True):
@@ -65,13 +65,18 @@ def encode_unique(texts: Sequence[str], tokenizer) -> dict[str, Text]:
 def encode_windows(
     rows: Sequence[Row], tokenizer, max_seqlen: int, doc_stride: int, max_question: int
 ) -> list[Example]:
-    """Examples of at most max_seqlen tokens that together hold every token of every context.
+    """Examples of at most max_seqlen tokens that together contain every token of every context.
 
-    The label is (first, last) token of the answer in the window, (0, 0) where it has none of it or not all of it, and
-    None where the row has no answer that stands in its context.
+    The label is the (first, last) token of the answer among the example's tokens; (0, 0) if the question has no answer
+    or the window does not contain all of it; None if the row has no label, or an answer that is not in its context.
+
+    Args:
+        rows: rows of (question, context).
+        tokenizer: the model's tokenizer.
+        max_seqlen, doc_stride, max_question: in tokens; see `Squad`.
 
     Raises:
-        InputError: max_seqlen has no room for a question and a token of its context.
+        InputError: max_seqlen has no room for a question and one token of its context.
     """
     texts = encode_unique([text for row in rows for text in row.texts], tokenizer)
     names = names_of(tokenizer)
@@ -103,13 +108,13 @@ def encode_windows(
 
 
 def plan_windows(count: int, room: int, stride: int) -> tuple[list[int], np.ndarray]:
-    """Where windows of at most `room` of `count` tokens begin, and the number of the window that owns each token.
+    """The starts of windows of at most `room` tokens over `count` tokens, and the window that owns each token.
 
-    A token has as much context in a window as the smaller of what is left and right of it there; between equals the
-    longer window wins, and then the earlier (the rule of google-research/bert).
+    A token is owned by the window in which it has most context, that is the smaller of the numbers of tokens to its
+    left and right; of equals the longer window, then the earlier (the rule of google-research/bert).
 
     Returns:
-        the beginnings, and owners (count,) int64.
+        the starts, and owners (count,) int64, indices of windows.
     """
     begins = [0]
     while begins[-1] + room < count:
@@ -127,7 +132,7 @@ def plan_windows(count: int, room: int, stride: int) -> tuple[list[int], np.ndar
 
 
 def _target(row: Row, context: Text) -> tuple[int, int] | None:
-    """The answer as first and last token of the context; (-1, -1) without an answer, None where it is unknown."""
+    """The first and last token of the answer in the context; (-1, -1) without an answer, None if it is unknown."""
     if row.label is None:
         return None
     if not row.label.texts:
@@ -138,7 +143,7 @@ def _target(row: Row, context: Text) -> tuple[int, int] | None:
     # The smallest run of tokens that covers the answer: it may begin or end within one.
     first = int(np.searchsorted(context.ends, found[0], side="right"))
     last = int(np.searchsorted(context.starts, found[1], side="left")) - 1
-    # An answer of characters that leave no token (zero-width ones) is nowhere among the tokens.
+    # An answer of characters that make no token, such as zero-width ones, cannot be predicted.
     return (first, last) if first <= last else (-1, -1)
 
 
@@ -153,7 +158,7 @@ def _label(target: tuple[int, int] | None, begin: int, count: int, head: int) ->
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of the context, in characters, with its scores."""
+    """A span of the context, from character ``begin`` up to ``end``, with its scores."""
 
     begin: int
     end: int
@@ -166,10 +171,11 @@ class Span:
 
 
 def best_spans(window: Window, scores: np.ndarray, n_best: int, max_answer: int) -> list[Span]:
-    """The n_best spans of at most max_answer tokens whose first token this window owns, the best first.
+    """The n_best spans of at most max_answer tokens whose first token is owned by this window, the best first.
 
     Args:
-        scores: (tokens, 2) start and end scores of the example's tokens.
+        window: of the example.
+        scores: (tokens, 2) float, the start and end scores of the example's tokens.
     """
     context = scores[window.first : window.first + len(window.starts)]
     starts = np.flatnonzero(window.owned)
@@ -186,13 +192,13 @@ def best_spans(window: Window, scores: np.ndarray, n_best: int, max_answer: int)
 
 
 def _top(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the largest values, the largest first, the earlier of equals first."""
+    """The indices of the largest values, in descending order, earlier ones first among equals."""
     return np.argsort(-values, kind="stable")[:count]
 
 
 def answer_text(context: str, found: Span) -> str:
-    """The original text of a span; accents and vowel signs that stand as characters of their own belong to the letter
-    before them, also where the tokenizer leaves them out, as BERT's does with category Mn."""
+    """The original text of a span, with combining accents and vowel signs (category Mn) that follow its last letter,
+    even if the tokenizer strips them, as BERT's does."""
     end = found.end
     while end < len(context) and unicodedata.category(context[end]) == "Mn":
         end += 1

@@ -20,13 +20,22 @@ from .world import make_engine
 
 
 class Stepper:
-    """One optimiser step a batch, by the engine that pre-training uses; AdamW with a linear schedule.
+    """Makes one optimiser step per batch with AdamW and a linear schedule, by the engine that pre-training uses.
 
-    Of several processes each takes every so many-th row of a batch; losses are weighted by their share of its labels.
+    Of n processes, the one of rank r takes rows r, r + n, ... of a batch; losses are weighted by the share of labels.
+
+    Args:
+        model: trained in place; moved to the device of this process.
+        task, examples: `step` collates batches of these examples by the task.
+        config: the recipe.
+        total: the steps of the training.
 
     Attributes:
-        count: steps so far.
-        total: steps of the training.
+        count: the number of steps so far.
+        engine: the engine.
+
+    Raises:
+        InputError: ``cuda_graph: on`` for a model, engine or device that does not allow captured steps.
     """
 
     def __init__(
@@ -42,7 +51,7 @@ class Stepper:
         self._shaped = self._shaped_steps()
 
     def _shaped_steps(self) -> shaped_steps.ShapedSteps | None:
-        """Steps that a GPU replays; None where they are not wanted, or cannot be had."""
+        """Steps as CUDA graphs; None if they are not wanted or not possible."""
         engine, wanted = self.engine, self.config.cuda_graph
         if wanted == "off" or (wanted == "auto" and engine.device.type != "cuda"):
             return None
@@ -57,7 +66,7 @@ class Stepper:
         return shaped_steps.ShapedSteps(engine, rows, longest, getattr(settings, "pad_token_id", None) or 0)
 
     def step(self, indices: Sequence[int]) -> dict:
-        """Trains on these examples; returns step, loss, grad_norm, lr and tokens."""
+        """Makes a step on the examples of these indices; returns step, loss, grad_norm, lr and tokens."""
         engine = self.engine
         own = indices[min(engine.world.rank, len(indices) - 1) :: engine.world.size]
         batch, labels = self.task.collate([self.examples[index] for index in own])
@@ -70,7 +79,7 @@ class Stepper:
         labels = to_device(labels, engine.device)
         weight, tokens = 1.0, batch.num_tokens
         if engine.world.size > 1:
-            # A batch with fewer rows than there are processes leaves some with a row that does not count.
+            # If a batch has fewer rows than there are processes, some repeat its last row, which does not count.
             count = count_targets(labels, len(own)) if engine.world.rank < len(indices) else 0
             total, tokens = engine.reduce([count, tokens if count else 0])
             weight, tokens = count / max(total, 1), int(tokens)
@@ -78,17 +87,17 @@ class Stepper:
         return self._done(*_numbers(loss, engine.step(lr)), lr, tokens)
 
     def _done(self, loss: float, grad_norm: float, lr: float, tokens: int) -> dict:
-        """Counts a step; returns its line."""
+        """Counts a step; returns its record."""
         engine = self.engine
         if not math.isfinite(grad_norm):
-            engine.settle()  # where an engine counts such steps on its device, it raises here after too many
+            engine.settle()  # an engine that counts skipped steps on the device raises TrainingDiverged here
         self.count += 1
         (loss,) = engine.reduce([loss])
         return {"step": self.count, "loss": loss, "grad_norm": grad_norm, "lr": lr, "tokens": tokens}
 
 
 def _numbers(loss: Tensor, norm: float | Tensor) -> tuple[float, float]:
-    """Both on the host; a norm that is on the device comes with the loss, for each transfer waits for the device."""
+    """Both values on the host, by a single transfer if both are on the device."""
     if not isinstance(norm, Tensor):
         return float(loss), norm
     loss, norm = torch.stack([loss.double(), norm.double()]).tolist()

@@ -1,4 +1,4 @@
-"""SWAG and other sets of multiple choice: which of some endings goes on best?"""
+"""SWAG and other multiple-choice data sets: which ending continues the context best?"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
 
 SOURCES = ("video-id", "source_id")
-"""Columns of what a row was taken from: SWAG's and HellaSwag's."""
+"""The columns that name what a row was taken from, in SWAG and in HellaSwag."""
 
 _HEADERS = {
     REGULAR.columns: REGULAR.label,
@@ -48,14 +48,14 @@ _HEADERS = {
     SCIQ: "label",
     **{form.columns: form.label for form in FORMS if len(form.endings) > 1},
 }
-"""What a .csv must have in its header, and where its labels are."""
+"""The columns that the header of a .csv must have, and its column of labels."""
 
 
 class SWAG(Task):
-    """SWAG's "regular" .csv (``sent1, sent2, ending0..3`` and, but for test files, ``label``) and "full" .csv
+    """SWAG's "regular" .csv (``sent1, sent2, ending0..3`` and, except in test files, ``label``) and "full" .csv
     (``gold-ending, distractor-0..3``), both with CSV quoting; CODAH's tab-separated files without header or quoting;
-    .csv, JSON and Parquet with the columns of `choice_forms.FORMS`; and what `choice_files` has. A row's texts are its
-    context and its endings, of which there are two or more, in every row as many as it has.
+    .csv, JSON and Parquet with the columns of `choice_forms.FORMS`; and the files of `choice_files`. The texts of a row
+    are its context and two or more endings, whose number may differ from row to row.
 
     Each ending makes a sequence ``[CLS] context [SEP] beginning and ending [SEP]``, as in Devlin et al. 2019.
     """
@@ -117,8 +117,9 @@ class SWAG(Task):
         yield from self._rows(make, ((i, (f"{called(path)}, line {number}", row)) for i, (number, row) in records))
 
     def _check_codah(self, where: str, fields: Sequence[str]) -> None:
-        """The number of its columns alone says that a file is CODAH's, and predictions ask nobody for labels: so the
-        first must be one. A header's and another task's are none."""
+        """Raises DataError, when predicting, if the first label is not one of CODAH's. Such a file is only recognised
+        by its number of columns, and invalid labels are otherwise ignored when predicting; a header, or a file of
+        another task, has no such label."""
         label = fields[-1].strip()
         if self.predicting and len(fields) == len(CODAH) and label_of(label) not in ("", *"0123"):
             raise DataError(
@@ -127,14 +128,14 @@ class SWAG(Task):
             )
 
     def _rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> Iterator[Row]:
-        """The rows that records of a file hold; None stands for one that was refused already."""
+        """The rows of a file's records; a record that is None has already been refused."""
         for index, (where, values) in numbered(self._questions(records), self.bad_rows):
             if index == 0 and values is not None:
                 self.label_columns = LabelColumns(where, (label_column(values),), tuple(values))
             yield from self._rows(dict, [(index, (where, values))])
 
     def _questions(self, records: Iterable[Record | None]) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """Where each question of records is, and its values."""
+        """The location and the values of each question in the records; values are None if it has been refused."""
         for record in records:
             try:
                 questions = [None] if record is None else apart(values_of(record))
@@ -147,7 +148,7 @@ class SWAG(Task):
 
     def _rows(self, make: Callable[[Any], dict[str, Any]], records: Iterable) -> Iterator[Row]:
         for index, (where, fields) in records:
-            if fields is None:  # refused already, as a line
+            if fields is None:  # already refused as a line
                 continue
             try:
                 values = make(fields)
@@ -158,7 +159,7 @@ class SWAG(Task):
             yield dataclasses.replace(row, source=_source(values))
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
-        """An example a row: its sequences one after the other, with their lengths in ``meta``."""
+        """One example per row: its sequences end to end, with their lengths in ``meta``."""
         pairs = [(row.texts[0], ending) for row in rows for ending in row.texts[1:]]
         labels = [None if row.label is None else int(row.label) for row in rows]
         ends = np.cumsum([len(row.texts) - 1 for row in rows])
@@ -199,12 +200,12 @@ class SWAG(Task):
         return {"accuracy": metrics.accuracy([row.label for row in rows], predictions)}
 
     def guess(self, rows: Sequence[Row]) -> list[str]:
-        """The ending that is right most often, by its place."""
+        """The number of the ending that is most often the right one, for every row."""
         labels = [row.label for row in rows]
         return [max(sorted(set(labels)), key=labels.count)] * len(rows)
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, list[Sequence]]:
-        """How often each ending was right and was chosen."""
+        """How often each ending was right, how often it was chosen, and how often both."""
         table: list[Sequence] = [("ending", "right", "chosen", "both")]
         for choice in map(str, range(max(len(row.texts) for row in rows) - 1)):
             right = [row.label == choice for row in rows]
@@ -249,11 +250,11 @@ class SWAG(Task):
 
 
 def _with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: BadRows) -> Iterator[Record]:
-    """Records with the labels beside them: PIQA, SocialIQA and alphaNLI have those of train.jsonl in train-labels.lst,
-    a line each.
+    """Records with labels from a separate file, if there is one: PIQA, SocialIQA and alphaNLI have those of train.jsonl
+    in train-labels.lst, one per line.
 
     Raises:
-        DataError: as many lines as rows are expected there, else labels would be those of other rows.
+        DataError: the file does not have as many labels as there are rows, so that they would not match.
     """
     beside = Path(path).with_name(f"{Path(path).stem}-labels.lst")
     if not beside.is_file():
@@ -273,7 +274,7 @@ def _with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: B
 
 
 def _source(values: dict[str, Any]) -> str | None:
-    """The video or page that a row was taken from; None where there is no such column."""
+    """The video or page that a row was taken from; None if there is no such column."""
     return next((values[name] for name in SOURCES if isinstance(values.get(name), str) and values[name].strip()), None)
 
 

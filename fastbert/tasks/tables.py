@@ -1,4 +1,4 @@
-"""Tab-separated files as GLUE and its sources publish them: no quoting, a header or none."""
+"""Tab-separated files as published by GLUE and its sources: without quoting, with or without a header."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Line:
     """A row of a table.
 
     Args:
-        number: of the line in the file, from 1.
-        index: of the row among the rows of the file, from 0; unusable rows count.
-        fields: of the table's columns, as written, not stripped.
+        number: the number of the line in the file, from 1.
+        index: the number of the row among the file's rows, from 0, unusable ones included.
+        fields: the fields in the table's columns, as in the file, not stripped.
     """
 
     number: int
@@ -29,8 +29,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """The columns that were asked for and are in a file, its usable rows as they are read, and where its header is with
-    all columns."""
+    """A table that is read on demand.
+
+    Args:
+        columns: the columns that were asked for and exist.
+        lines: the usable rows, as they are read.
+        where: the file and line of the header, for messages.
+        header: all columns of the file.
+    """
 
     columns: tuple[str, ...]
     lines: Iterator[Line]
@@ -38,7 +44,7 @@ class Table:
     header: tuple[str, ...]
 
     def position(self, column: str) -> int | None:
-        """Where a column is; None where there is none of that name."""
+        """The index of a column; None if there is none of that name."""
         return self.columns.index(column) if column in self.columns else None
 
 
@@ -60,24 +66,25 @@ def read_table(
     Args:
         path: the file, or ``-`` for standard input.
         needed: columns that a header must have; it may have others, in any order.
-        optional: columns to keep where there are such; others are dropped (MNLI's parse trees are most of its file).
-        bare: the columns of files without header, where a task has such; they differ in their number.
-        form: what messages call a file with a header.
-        hint: what a person can do where the header has other columns.
-        is_bare: of a first line of as many fields as the first of ``bare`` has, whether it is of that form.
-        extra: rows of the first of ``bare`` may have more columns than it names; they are left out.
-        bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
-        lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
+        optional: columns to keep if they exist; others are dropped (MNLI's parse trees are most of its file).
+        bare: the columns of files without a header, if the task has such files, in forms of different width.
+        form: the name of a file with a header, for messages.
+        hint: what the user can do if the header has other columns, for messages.
+        is_bare: whether a first line with as many fields as the first of ``bare`` is a row of that form.
+        extra: whether rows in the first form of ``bare`` may have more columns, which are dropped.
+        bad_rows: what to do with rows of too few or too many columns, empty lines between rows and lines that are not
+            UTF-8.
+        lines: the file's lines, from `read_lines` with the same bad_rows; None to read them here.
 
     Raises:
-        DataError: no header where one is needed, or a needed column twice; by the table's lines, if there are no rows;
-            or by bad_rows.
+        DataError: a header is needed and missing, or has a needed column twice; from the table's lines, if there is no
+            usable row; or by bad_rows.
     """
     lines = read_lines(path, bad_rows) if lines is None else lines
     path = called(path)
     first = next(lines, None)
     if first is None:
-        if bad_rows.reasons:  # lines there are
+        if bad_rows.reasons:  # there are lines, all of them refused
             raise bad_rows.none_left(path, "rows")
         raise DataError(f"{path}: expected {_expected(needed, optional, bare, form)}, got an empty file")
     columns = tuple(name.strip() for name in first[1].split("\t"))
@@ -94,7 +101,7 @@ def read_table(
     extra = extra and bool(pending) and columns == tuple(bare[0])
     kept = tuple(name for name in (*needed, *optional) if name in columns)
     check_once([name for name in kept if name in needed], columns, f"{path}, line {first[0]}")
-    # Lines before a header are none of the table's; where there is no header the first line is a row.
+    # Rows are counted from the line after the header, or from the first line if there is no header.
     last = 0 if pending else first[0]
     rows = _rows(path, itertools.chain(pending, lines), last, columns, kept, extra, bad_rows)
     return Table(kept, some(rows, path, bad_rows), f"{path}, line {first[0]}", columns)
@@ -109,17 +116,17 @@ def _rows(
     extra: bool,
     bad_rows: BadRows,
 ) -> Iterator[Line]:
-    """The usable rows of a table's lines, which follow that of the number ``last``."""
+    """The usable rows among a table's lines, which come after the line of number ``last``."""
     at = [columns.index(name) for name in kept]
     index, blank = 0, None
     for number, line in lines:
-        index += number - last - 1  # lines that are no UTF-8 were rows too
+        index += number - last - 1  # lines that were not UTF-8 were rows too
         last = number
         if not line.strip():
             blank = blank or number
             continue
         if blank is not None:
-            # Empty lines at the end are common and harmless; between rows they shift what follows.
+            # Empty lines at the end are common and harmless; between rows something is missing.
             bad_rows.refuse(f"{path}, line {blank}: expected {_counted(columns)}, got an empty line")
             blank = None
         fields = line.split("\t")
@@ -140,8 +147,8 @@ def rows_below(
     path: str | os.PathLike,
     bad_rows: BadRows,
 ) -> Iterator[tuple[int, str]]:
-    """The lines after a header. Where it comes again, as in files that were put together, it is a bad row; of one
-    column it may as well be a text, and is."""
+    """The lines after a header. If the header occurs again, as in concatenated files, it is a bad row; unless it has
+    only one column, since it might then be a text."""
     for number, line in lines:
         if len(columns) > 1 and line.removeprefix("\ufeff") == header[1]:
             bad_rows.refuse(
@@ -153,7 +160,7 @@ def rows_below(
 
 
 def check_once(names: Iterable[str], header: Sequence[str], where: str) -> None:
-    """Raises DataError for a column of these names that a header has twice: which is meant, it does not say."""
+    """Raises DataError if a header has one of these columns twice, so that it is unclear which is meant."""
     twice = next((name for name in names if header.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{where}: expected one column {twice!r}, got {header.count(twice)}")

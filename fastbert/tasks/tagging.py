@@ -1,11 +1,11 @@
-"""Tagging schemes: entities of words as a tag a word, and back.
+"""Tagging schemes: converting between entities and one tag per word.
 
-IOB2: B- begins each entity, I- goes on. IOB1: B- begins only one that follows another of its type at once. IOBES
-(BIOES): E- ends an entity of several words, S- is one of a single word; BILOU has L- and U- for these.
+IOB2: B- begins each entity, I- continues it. IOB1: B- only begins an entity directly after another of the same type.
+IOBES (BIOES): E- ends an entity of several words, S- is an entity of one word; BILOU has L- and U- instead.
 
-One rule reads all of them, that of conlleval and of seqeval's default mode: an entity begins at B-, S- or U-, and at
-I-, E- or L- after O, after another type or after an end; it ends at E-, L-, S- or U-, and before whatever does not go
-on with it. Where every entity is whole, that is what seqeval's strict mode says.
+All are read by one rule, that of conlleval and of seqeval's default mode: an entity begins at B-, S- or U-, and at I-,
+E- or L- after O, after another type or after an end; it ends at E-, L-, S- or U-, and before any tag that does not
+continue it. If every entity is complete, the result is that of seqeval's strict mode.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from .base import Row
 
 LETTERS = {"IOB": "BI", "IOBES": "BIES", "BILOU": "BILU"}
-"""What tags other than O begin with; IOB1 and IOB2 have the same letters."""
+"""The first letters of tags other than O; IOB1 and IOB2 have the same."""
 _TAGS = {name: re.compile(rf"O|[{letters}]-.+") for name, letters in LETTERS.items()}
-_ENDINGS = {"IOBES": ("E", "S"), "BILOU": ("L", "U")}  # of several words, and of one
+_ENDINGS = {"IOBES": ("E", "S"), "BILOU": ("L", "U")}  # the end of several words, and a single word
 _ENDS = frozenset("ELSU")
 _INSIDE = frozenset("IEL")
 _BARE = frozenset("BIESLU")
 UNTYPED = "_"
-"""The type of an entity whose tags have none, as seqeval calls it."""
+"""The type of entities whose tags have none, as in seqeval."""
 
 
 def is_tag(text: str, letters: str = "IOB") -> bool:
@@ -33,18 +33,19 @@ def is_tag(text: str, letters: str = "IOB") -> bool:
 
 
 def expected(letters: str) -> str:
-    """What tags with these letters are, for a message."""
+    """A description of tags with these letters, for messages: "O, B-TYPE or I-TYPE"."""
     names = ["O", *(f"{letter}-TYPE" for letter in LETTERS[letters])]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def with_types(sentences: Sequence[Sequence]) -> list[list]:
-    """The tags of a file; where its entities have no types (BioBERT's files: B, I and O) they are of `UNTYPED`.
+    """The tags of a file, with the type `UNTYPED` added if its entities have no types (as B, I and O in BioBERT's
+    files).
 
-    Such a file has letters of one scheme for most of its tags, and none with a type.
+    In such a file more than half of the tags are O or letters of a single scheme, and no tag has a type.
 
     Args:
-        sentences: tags, or what else stands in their place, which stays.
+        sentences: the tags of each sentence; anything that is not a tag is left as it is.
     """
     counts = Counter(text for tags in sentences for text in tags if isinstance(text, str))
     bare = {text for text in counts if text in _BARE}
@@ -58,12 +59,12 @@ def with_types(sentences: Sequence[Sequence]) -> list[list]:
 
 
 def without_type(tag: str) -> str:
-    """A tag as a file without types has it."""
+    """The tag without the type `UNTYPED`, as in a file without types."""
     return tag.removesuffix(f"-{UNTYPED}")
 
 
 def chunks(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Entities of a sentence: (type, first word, word after the last)."""
+    """The entities of a sentence, as (type, index of the first word, index after the last word)."""
     found, begin, kind, ended = [], 0, "", False
     for index, tag in enumerate([*tags, "O"]):
         prefix, _, name = tag.partition("-")
@@ -77,14 +78,14 @@ def chunks(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def letters_of(sentences: Iterable[Sequence[str]]) -> str:
-    """Which letters the tags of a file have: "IOB", "IOBES" or "BILOU".
+    """The letters of a file's tags: "IOB", "IOBES" or "BILOU".
 
-    In files of the latter two every entity has its end, in IOB files none has. So they are these where at least half of
-    the words have such tags and more entities are whole than are not: a slip of the pen in an IOB file changes nothing,
-    and is no tag there.
+    In IOBES and BILOU every entity has an end, in IOB none has one. So they are recognised by ends, if at least half of
+    the words have valid tags and more entities are complete than not. A typing error in an IOB file therefore changes
+    nothing, and is an invalid tag there.
 
     Args:
-        sentences: tags, or what else stands in their place.
+        sentences: the tags of each sentence, or whatever is in their place.
     """
     sentences = list(sentences)
     seen = {text[:2] for tags in sentences for text in tags}
@@ -105,10 +106,10 @@ def letters_of(sentences: Iterable[Sequence[str]]) -> str:
 
 
 def scheme(sentences: Sequence[Sequence[str]]) -> str:
-    """The scheme that most entities are tagged by: IOB1, IOB2, IOBES or BILOU.
+    """The scheme of most entities: IOB1, IOB2, IOBES or BILOU.
 
-    Files of the first two have some of the other: one that begins with I- is none of IOB2, one that begins with B- away
-    from others of its type none of IOB1.
+    Files in IOB1 and IOB2 may be mixed: an entity that begins with I- is not IOB2, and one that begins with B- without
+    following another of its type is not IOB1.
     """
     letters = letters_of(sentences)
     if letters != "IOB":
@@ -165,8 +166,8 @@ CONVERTERS = {"IOB1": to_iob1, "IOB2": to_iob2, "IOBES": to_iobes, "BILOU": to_b
 
 
 def in_scheme_of(rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The predicted entities in the scheme of the rows' own tags; where these have no entities, with the letters of the
-    predictions, and of IOB in IOB2."""
+    """The predicted entities in the scheme of the rows' own tags; if these have no entities, in the scheme by whose
+    letters the predictions are written, IOB2 for those of IOB."""
     gold = [row.label for row in rows if row.label is not None]
     name = scheme(gold)
     if not any(chunks(tags) for tags in gold):
@@ -176,6 +177,6 @@ def in_scheme_of(rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> l
 
 
 def _letters_said(predictions: Sequence[Sequence[str]]) -> str:
-    """The letters of tags that a model or a file of one scheme gives, whole entities or not."""
+    """The letters of predicted tags, all in one scheme; unlike in `letters_of`, entities need not be complete."""
     said = {tag[0] for tags in predictions for tag in tags if tag != "O"}
     return next((name for name, endings in _ENDINGS.items() if said & set(endings)), "IOB")

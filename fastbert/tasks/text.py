@@ -1,4 +1,4 @@
-"""Tasks with one answer for a text or for a pair, from tab-separated files: what classes and numbers share."""
+"""Tasks with one label for a text or a pair: what classification and regression share."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
 
 
 class TextTask(FeatureTask):
-    """A subclass states its columns, how an answer is written in a file, its head and its metric.
+    """A subclass defines its columns, how a label is written in a file, its head and its metrics.
 
     Attributes:
         text_columns: the columns of the text or of the pair.
-        similarity: a pair that means the same in both orders, in which a GPT reads it then.
-        label_column: the column of the answer; a file without it is a test file.
-        no_label: what data-set hubs write in its place in a test file.
-        id_column: the column that names a row in the authors' files; one that `exported.id_names` has does so too, and
-            without any rows are numbered from 0.
-        source_columns: of what a row was taken from; beside all of these ``id`` is the number of the row there.
-        counts: how many text columns the task may have.
-        bare_columns: the columns of files without a header; empty where the task has none.
-        extra_columns: rows of such files may have columns after the last of these.
-        own_files: classes may stand where `labelled` looks for them.
+        label_column: the column of the labels; a file without it is a test file.
+        no_label: what data-set hubs have instead of labels in test files.
+        similarity: whether the order of a pair does not matter, so that a GPT reads both orders.
+        id_column: the column of row ids in the authors' files. Any of `exported.id_names` will do; without one, rows
+            are numbered from 0.
+        source_columns: the columns that tell what a row was taken from. In a file with all of them, ``id`` is the
+            number of the row in its source, not an id.
+        counts: the numbers of text columns that the task may have; empty for the number in `text_columns`.
+        bare_columns: the columns of files without a header; empty if the task has no such files.
+        extra_columns: whether rows of such files may have further columns.
+        own_files: whether labels may also be where `labelled` looks for them.
     """
 
     streams = True
@@ -60,15 +61,16 @@ class TextTask(FeatureTask):
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
-        """An answer from a file as the metric compares it; raises ValueError with what was expected."""
+        """Parses a label in a file into the form that the metric compares. Raises ValueError, saying what was
+        expected."""
 
     def show(self, prediction: Any) -> str:
-        """A prediction as the submission format writes it: a number with all digits, so that the file scores alike."""
+        """A prediction in the submission format; numbers have all digits, so that a file gets the same score."""
         return str(prediction)
 
     @abc.abstractmethod
     def target(self, label: Any) -> int | float:
-        """An answer as the loss needs it; raises ValueError with what was expected."""
+        """A label in the form that the loss needs. Raises ValueError, saying what was expected."""
 
     @abc.abstractmethod
     def head(self) -> dict:
@@ -83,16 +85,16 @@ class TextTask(FeatureTask):
                 f"text_columns of the task {self.name} must be {expected} in number, got {', '.join(self.text_columns)}"
             )
         if self.texts_named or self.label_named:
-            self.bare_columns, self.extra_columns = (), False  # of the task's own files
+            self.bare_columns, self.extra_columns = (), False  # these describe the task's own files
 
     @property
     def texts_named(self) -> bool:
-        """Whether the text columns are a person's own, and no others may stand in their place."""
+        """Whether the user has named the text columns, so that no others are looked for."""
         return self.text_columns != type(self).text_columns
 
     @property
     def label_named(self) -> bool:
-        """The same of the column of labels."""
+        """Whether the user has named the column of labels, so that no other is looked for."""
         return self.label_column != type(self).label_column
 
     def read(self, path: str | os.PathLike) -> list[Row]:
@@ -108,7 +110,8 @@ class TextTask(FeatureTask):
         if is_hub_file(path):
             yield from exported_rows(self, path, numbered(read_records(path, self.bad_rows), self.bad_rows))
             return
-        # What tells the forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
+        # The lines that tell the forms apart are read once: a pipe cannot be opened again, and bad rows must not be
+        # counted twice.
         lines = read_lines(path, self.bad_rows)
         records, lines = read_typed(path, lines, text_forms(self), self.bad_rows)
         if records is not None:
@@ -126,7 +129,7 @@ class TextTask(FeatureTask):
             return
         bare = [self.bare_columns] if self.bare_columns else []
         if os.fspath(path) == "-":
-            bare.append(self.text_columns)  # what a person types: the texts alone
+            bare.append(self.text_columns)  # typed input: only texts
         table = read_table(
             path,
             self.text_columns,
@@ -163,28 +166,30 @@ class TextTask(FeatureTask):
             yield Row(name, texts, label)
 
     def plain(self, text: str) -> str:
-        """The text of a column between tabs. Of the authors' files its quotes are a part, as GLUE's readers have it."""
+        """The text in a tab-separated field. In the authors' files quotes belong to it, as in GLUE's own readers."""
         return text
 
     def label_of(self, value: Any, names: Sequence[str]) -> Any:
-        """The label that a record of an exported file has, as the metric compares it; None for none.
+        """The label of a record of an exported file, in the form that the metric compares; None if there is none.
 
         Args:
-            names: of the file's classes, where it has such.
+            value: what the file has.
+            names: the names of the file's classes, if it has any.
 
         Raises:
-            ValueError: with what was expected.
+            ValueError: it is not a label of the task; says what was expected.
         """
         label = exported_label(self, value, names)
         return None if label is None else self.answer(label)
 
     def is_bare(self, fields: Sequence[str]) -> bool:
-        """Whether a first line of as many fields as `bare_columns` is a row of a file without header."""
+        """Whether a first line with as many fields as `bare_columns` is a row of a file without a header."""
         return True
 
     def _check_bare(self, where: str, label: str) -> None:
-        """The number of its columns alone says that a file without a header is the task's: RTE's are as many as CoLA's,
-        and predictions ask nobody for labels. So the first label must be one."""
+        """Raises DataError if the first label of a file without a header is not one of the task's. Such a file is only
+        recognised by its number of columns, which is the same for RTE and CoLA, and invalid labels are otherwise
+        ignored when predicting."""
         try:
             self.parse(label)
         except ValueError as error:
@@ -194,7 +199,7 @@ class TextTask(FeatureTask):
             ) from None
 
     def answer(self, text: str) -> Any:
-        """What a file has for a label, as the metric compares it; None for another where labels are ignored."""
+        """Parses a label as `parse` does, but when predicting returns None for an invalid one."""
         try:
             return self.parse(text)
         except ValueError:
@@ -203,8 +208,8 @@ class TextTask(FeatureTask):
             raise
 
     def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
-        """Raises ValueError for a row without text. One half of a pair may be missing where there is no label or no use
-        for it: every row of a test file must be answered, and some of GLUE's have such halves."""
+        """Raises ValueError for a row without text. Half of a pair may be empty in rows without a label, and when
+        predicting: every row of a test file must be answered, and some of GLUE's have empty halves."""
         if not (all(texts) if labelled and not self.predicting else any(texts)):
             raise ValueError("expected a text in every text column, got an empty one")
 
@@ -262,7 +267,7 @@ class TextTask(FeatureTask):
             return self.load_head(FeatureClassifier, directory, feature_pairs=pairs, **self.head())
         from ..models.registry import of_model
 
-        # A model of a task with other labels is a fine start (RTE from MNLI); only its head cannot be used.
+        # A model of a task with other labels is a good start (RTE from MNLI), but its head cannot be used.
         options = self.head() | self.on_top()
         return of_model(directory).head("sequence").from_pretrained(directory, ignore_mismatched_sizes=True, **options)
 

@@ -1,4 +1,4 @@
-"""Classification of any texts: labels are whatever the training file says."""
+"""Classification of the user's own files, with the labels of the training file."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ _BREAKS = re.compile(r"[\t\r\n]")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SEPARATORS = re.compile(r"[,;|]")
 MANY = 20
-"""Rows of which most have a class of their own, if that is to be told of."""
+"""With at least this many rows, a warning is given if most of them have a class of their own."""
 
 
 class OwnFiles(TextTask):
-    """Files of one's own: tab- or comma-separated, JSON lines or Parquet with ``text``, ``label``, maybe ``id``; or
-    with the columns that `TaskOptions` names, which may be two of a pair."""
+    """The user's own files: tab- or comma-separated, JSON lines or Parquet, with ``text``, ``label`` and perhaps
+    ``id``; or with the columns that `TaskOptions` names, one for a text or two for a pair."""
 
     text_columns = ("text",)
     counts = (1, 2)
     no_label = ()
 
     def plain(self, text: str) -> str:
-        # pandas writes CSV's quotes between tabs as well.
+        # pandas writes CSV quotes into tab-separated files too.
         return unquoted(text)
 
     def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
-        # Of Yahoo's questions half have a title alone, and some of Amazon's reviews have none.
+        # Half of Yahoo's questions only have a title, and some of Amazon's reviews have none.
         super().check_texts(texts, labelled=False)
 
     def sources(self, row: Row) -> tuple[Hashable | None, ...]:
-        """The first text that is not empty: rows without a title are not of one source."""
+        """Takes the first text that is not empty: rows without a title are not from one source."""
         return row.source, next(filter(None, row.texts))
 
 
 class TextClassification(OwnFiles, Classification):
-    """One label of those that the training file has.
+    """One of the labels in the training file.
 
     Args:
-        labels: the labels in the order of the class ids; empty to learn them from the training rows, sorted, numbers
-            by their size.
+        labels: the labels in the order of the class ids; empty to learn them from the training rows, sorted (by value
+            if they are all numbers).
     """
 
     name = "text-classification"
@@ -64,7 +64,7 @@ class TextClassification(OwnFiles, Classification):
 
     def read(self, path: str | os.PathLike) -> list[Row]:
         rows = super().read(path)
-        # Sentiments may be -1, 0 and 1; hubs give -1 to every row of a test file.
+        # -1 may be a class, as in sentiments -1, 0 and 1; but if every row has it, it is a hub's test file.
         if all(row.label == "-1" for row in rows):
             return [replace(row, label=None) for row in rows]
         return rows
@@ -76,7 +76,7 @@ class TextClassification(OwnFiles, Classification):
 
     def label_of(self, value: Any, names: Sequence[str]) -> str | None:
         try:
-            if isinstance(value, (list, dict)) or value != value:  # NaN is a table's way to have none
+            if isinstance(value, (list, dict)) or value != value:  # NaN is a missing value of a table
                 raise _not_one(value)
             label = self._of_model(value) if isinstance(value, bool) else _named(value, names)
         except ValueError:
@@ -86,12 +86,13 @@ class TextClassification(OwnFiles, Classification):
         return None if label is None else self.answer(label)
 
     def _of_model(self, value: bool) -> str:
-        """true or false, as JSON writes them; or what the model calls them, whose file may have had names for them."""
+        """The label for a bool: "true" or "false" as in JSON, in the spelling of the model's label if it has one."""
         word = str(value).lower()
         return next((label for label in self.labels if label.lower() == word), word)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-        """Warns of a header that numbers of columns have made a row, and of labels that are hardly classes."""
+        """Warns if the first row looks like a header, because columns were given by number, and if labels do not look
+        like classes."""
         counts = Counter(row.label for row in rows if row.label is not None)
         alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
         if alone and all(map(str.isdecimal, self.text_columns)):
@@ -109,10 +110,11 @@ class TextClassification(OwnFiles, Classification):
             self.labels = tuple(_in_order({row.label for row in rows if row.label is not None}))
 
     def restore(self, config) -> None:
-        """Takes the classes of a model, in its order.
+        """Takes the classes of a model, in the order of their ids.
 
         Raises:
-            InputError: a model that decides each class alone, or names that would break a line of predictions.
+            InputError: it is a multi-label model, or a class name contains a tab or line end, which would break a file
+                of predictions.
         """
         super().restore(config)
         names = {int(index): name for index, name in config.id2label.items()}
@@ -129,15 +131,15 @@ class TextClassification(OwnFiles, Classification):
 
 
 def _in_order(labels: Iterable[str]) -> list[str]:
-    """Sorted; where all are numbers by their size, so that labels from 0 on are the ids of their classes, as who takes
-    the largest logit for the label expects."""
+    """The labels sorted, by value if all are numbers: then labels 0, 1, ... equal their class ids, as code that takes
+    the argmax of the logits for the label expects."""
     labels = sorted(labels)
     return sorted(labels, key=float) if all(map(_NUMBER.fullmatch, labels)) else labels
 
 
 def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of texts with several classes in one label, as GoEmotions' 2,5; and of about as many labels as rows, which
-    are numbers to be estimated, or the values of another column."""
+    """Warns of labels with several classes, such as 2,5 in GoEmotions; and if there are about as many labels as rows,
+    which may be a task for regression, or the wrong column."""
     several = [label for label in counts if _joins_classes(label, counts)]
     if several:
         logging.getLogger("fastbert").warning(
@@ -163,20 +165,21 @@ def _joins_classes(label: str, counts: Counter[str]) -> bool:
 
 
 def _not_one(label: Any) -> ValueError:
-    """Of a label that no line of predictions has a place for."""
+    """The error for a label that cannot be written in a line of predictions."""
     return ValueError(f"expected one label, without tabs or line ends, got {shorten(repr(label))}")
 
 
 def _named(label: Any, names: Sequence[str]) -> str | None:
-    """A class's name where the file has one; None for -1, which says among numbers of names that there is none.
+    """The name of a class: by its number if the file has names, otherwise the label itself. None for -1 if the file
+    has names, which means that there is no label.
 
     Raises:
-        ValueError: the number of no name.
+        ValueError: the file has names, and this number is not that of one.
     """
     number, text = class_number(label, names), str(label).strip()
     if number is not None and number < len(names):
         return names[number]
-    # Without names a number is a class as any other word is.
+    # Without names, a number is a class like any word.
     if not names or (isinstance(label, str) and (text in names or not _NUMBER.fullmatch(text))):
         return text
     if text in ("-1", "-1.0"):

@@ -1,4 +1,4 @@
-"""Regression of any texts: numbers of whatever size the training file has."""
+"""Regression on the user's own files, with labels of any magnitude."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .text_classification import OwnFiles
 
 
 class TextRegression(OwnFiles, Regression):
-    """Files of one's own, whose labels are numbers.
+    """The user's own files, with numbers as labels.
 
-    The model learns how many standard deviations a number is above the mean of the training rows: a head that starts at
-    0 comes to prices in thousands in no three epochs. Both are kept in its configuration.
+    The model is trained on standardised labels: starting at 0, it would not reach values in the thousands within three
+    epochs. Mean and deviation are stored in its configuration.
 
     Attributes:
-        mean, deviation: of the training rows; 0 and 1 of a model that does not say, such as somebody else's.
+        mean, deviation: mean and standard deviation of the training labels; 0 and 1 for a model without them.
     """
 
     name = "text-regression"

@@ -1,4 +1,4 @@
-"""A trained model that is to be used: its directory, what it was trained with, and its loading."""
+"""Finding and loading a trained model, and the options that it was trained with."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from .base import Task
 
 KEPT = "fastbert"
-"""The key of a fine-tuned model's config.json under which it says what it was trained with."""
+"""The key in a fine-tuned model's config.json for the options that predictions depend on."""
 
 
 def model_directory(path: str | os.PathLike) -> Path:
-    """The model directory that a path stands for: itself, or ``model/`` in a run directory. One of google-research's,
-    with bert_config.json and a checkpoint, is a model directory too.
+    """The model directory that a path stands for: itself, or ``model/`` in a run directory. A directory of
+    google-research, with bert_config.json and a checkpoint, is a model directory too.
 
     Raises:
-        InputError: there is no such directory, or no config.json in it.
+        InputError: there is no such directory, or it does not hold a model.
         CheckpointError: there are several checkpoints beside bert_config.json.
     """
     from ..weights.reading import has_weights
@@ -52,23 +52,23 @@ def model_directory(path: str | os.PathLike) -> Path:
 
 
 def trained_with(path: str | os.PathLike, task: str) -> tuple[dict, Path]:
-    """What a model was fine-tuned with, and the file that says so: config.yaml of a run, or of a model directory alone
-    what its config.json keeps of it for this task; empty where there is none.
+    """The options that a model was fine-tuned with, and the file that has them: config.yaml of a run, or in a lone
+    model directory what config.json keeps for this task (`kept_of`). Empty if there are none.
 
     Raises:
-        InputError: no such directory, or a file that cannot be read.
+        InputError: there is no such directory, or a file cannot be read.
     """
     file = Path(path) / "config.yaml"
     if file.is_file():
         return read_yaml(file), file
     file = model_directory(path) / "config.json"
     kept = read_json(file).get(KEPT) if file.is_file() else None
-    # Who trains the model on for another task by other means takes the key along.
+    # The key is copied along if the model is trained further, for another task and by another tool.
     return kept if isinstance(kept, dict) and kept.get("task") == task else {}, file
 
 
 def kept_of(task: Task, config: FinetuneConfig) -> dict:
-    """What a model's config.json keeps: what predictions depend on beside its weights."""
+    """What a model's config.json keeps under `KEPT`: the options that predictions depend on."""
     names = [f.name for f in dataclasses.fields(TaskOptions) if hasattr(task, f.name)]
     options = {name: getattr(config, name) for name in ("max_seqlen", *names)}
     return {"task": task.name, **{name: value for name, value in options.items() if value is not None}}
@@ -76,8 +76,8 @@ def kept_of(task: Task, config: FinetuneConfig) -> dict:
 
 @contextlib.contextmanager
 def warnings_held() -> Iterator[list[logging.LogRecord]]:
-    """While the block runs, what the package would log is kept and not shown; gives the records. A loader warns of a
-    new head, which is wanted in some places and has been said before, or is an error to be told once, in others."""
+    """While the block runs, the package's log records are collected instead of shown. Loading warns of a new head,
+    which in some places is intended or was reported before, and in others becomes an error, to be reported once."""
     logger = logging.getLogger("fastbert")
     kept: list[logging.LogRecord] = []
 
@@ -95,19 +95,21 @@ def warnings_held() -> Iterator[list[logging.LogRecord]]:
 def load_trained(
     load: Callable[[Path], nn.Module], directory: Path, without_head: str = "", precision: str = "fp32"
 ) -> nn.Module:
-    """Loads a model to use it, on the GPU if there is one; every tensor, its head's too, must be in the directory.
+    """Loads a model for inference, on the GPU if there is one. Every tensor, head included, must be in the directory.
 
     Args:
-        without_head: what a person can do about a model that has no head of this kind, added to the message.
-        precision: as `in_precision` takes it; "int8" is computed on the CPU.
+        load: loads the model of a directory.
+        directory: the model directory.
+        without_head: what the user can do about a model without a head of this kind, added to the message.
+        precision: as in `in_precision`; "int8" is computed on the CPU.
 
     Raises:
-        InputError: a model that cannot be int8.
-        BackendError: int8 needs the C++ extension, and it was not built.
-        CheckpointError: a tensor is missing and would be random; the message lists those, or says how large the
-            directory's head is.
+        InputError: the model cannot be converted to int8.
+        BackendError: int8 needs the C++ extension, which was not built.
+        CheckpointError: a tensor is missing and would be random; the message lists the missing ones, or gives the size
+            of the head in the directory.
     """
-    with warnings_held() as warnings:  # a new head is an error here, and must be told once
+    with warnings_held() as warnings:  # a new head is an error here, to be reported once
         model = load(directory)
     new = model.load_report.missing
     if new:

@@ -1,4 +1,4 @@
-"""One training of a fine-tuning: its epochs, its evaluations, the best of them, and where it is, to go on from."""
+"""The training loop of fine-tuning: epochs, evaluations, the best epoch, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from .saving import FinetuneCheckpoints
 
 EARLY_SHARE = 0.4
-"""Where in the first epoch the early check stands: late enough to have learned, early enough to stop and change."""
+"""When the early check is made, as a share of the first epoch: late enough for the model to have learned something,
+early enough to stop the run and change it."""
 EARLY_ROWS = 500
-"""Dev rows of the early check, at most: it answers whether anything is learned, within about two points."""
+"""The most dev rows in the early check, enough for accuracy within about two points."""
 _BEST = "best."
 
 
@@ -38,7 +39,7 @@ class Callbacks:
         on_early: once, before half of the first epoch, with step, steps (of the epoch), rows, seconds_left (of the
             training), the metrics, and guess_NAME for each metric if the task can guess.
         on_epoch: after each epoch, with its entry in the history.
-        on_resume: where a run goes on, with the path of the checkpoint and the number of steps before it.
+        on_resume: when a run resumes, with the path of the checkpoint and the number of steps before it.
     """
 
     on_step: Callable[[int], Any] | None = None
@@ -64,7 +65,7 @@ class EvaluationSet:
     def score(
         self, task: Task, model: torch.nn.Module, progress: Callable[[int], Any] | None = None
     ) -> tuple[dict, list]:
-        """The metrics, with dev_loss where the examples have labels; and the predictions.
+        """The metrics, with dev_loss if the examples have labels; and the predictions.
 
         Args:
             progress: see `run_model`.
@@ -79,7 +80,13 @@ class EvaluationSet:
 
 @dataclass(frozen=True)
 class Data:
-    """What every training on the same rows shares."""
+    """The encoded rows, which all trainings of a search share.
+
+    Args:
+        train: the examples of the training rows.
+        dev: the dev rows.
+        early: those of them that the early check uses.
+    """
 
     train: list[Example]
     dev: EvaluationSet
@@ -89,13 +96,13 @@ class Data:
 def prepare(
     task: Task, model: torch.nn.Module, tokenizer, train_rows: Sequence[Row], dev_rows: Sequence[Row], config
 ) -> Data:
-    """Encodes the rows, after all checks of what could not fit; see `finetune` for the errors."""
+    """Encodes the rows, and checks that task, model, tokenizer and rows fit together; see `finetune` for errors."""
     task.configure(config)
     task.adopt(model.config)
     train_rows, dev_rows = train_rows[: config.limit_train], dev_rows[: config.limit_dev]
     for rows, kind in ((train_rows, "training"), (dev_rows, "dev")):
         row = next((row for row in rows if row.label is None), None)
-        if row is not None:  # it would count as wrong whatever the model says
+        if row is not None:  # it would count as wrong whatever is predicted
             raise InputError(f"task {task.name}: expected a label in every {kind} row, got none in the row {row.id}")
     check_fit(tokenizer, model.config, config.max_seqlen)
     examples = task.encode(train_rows, tokenizer, config.max_seqlen)
@@ -103,7 +110,7 @@ def prepare(
     if not examples or not dev.examples:
         got = f"{len(examples)} training and {len(dev.examples)} dev examples"
         raise InputError(f"task {task.name}: expected rows to train and to evaluate on, got {got}")
-    if config.token_budget is not None:  # a sequence may have no room in it
+    if config.token_budget is not None:  # raises InputError if a sequence is longer
         epoch_batches(examples, replace(config, epochs=1))
     early = dev
     if len(dev_rows) > EARLY_ROWS:
@@ -120,7 +127,7 @@ def epoch_batches(examples: Sequence[Example], config: FinetuneConfig) -> list[l
 
 @dataclass
 class _Place:
-    """Where a training is: after so many batches of an epoch, numbered from 1; with the sums over them."""
+    """The position in a training: the epoch, from 1, and the number of its batches so far, with the sums over them."""
 
     epoch: int = 1
     batch: int = 0
@@ -135,12 +142,15 @@ class Training:
     """Trains a model in place and evaluates it after each epoch.
 
     Args:
-        checkpoints: where the training is kept on the way; None keeps nothing, and signals act as they always do.
+        task, model, data, config: what to train, on what, by which recipe.
+        callbacks: functions that are called while training.
+        checkpoints: saves the training; None saves nothing, and signals have their usual effect.
 
     Attributes:
         best: the best epoch so far.
-        resumed_at: the step that it went on from; None where it began anew.
-        wall_seconds: how long it took, with what was before a resume.
+        stepper: makes the optimiser steps, and counts them.
+        resumed_at: the step that it was resumed from; None if it started anew.
+        wall_seconds: the duration so far in seconds, including the time before a resume.
     """
 
     def __init__(
@@ -170,7 +180,7 @@ class Training:
         """Trains to the end; returns the best epoch with its weights.
 
         Raises:
-            Stopped: a signal has come, and what is done so far is in a checkpoint.
+            Stopped: a signal has come; what has been done so far is in a checkpoint.
         """
         self._log = log
         if self._checkpoints is None:
@@ -181,7 +191,7 @@ class Training:
     def _run(self) -> Best:
         while self._place.epoch <= len(self.epochs):
             batches = self.epochs[self._place.epoch - 1]
-            # Where it goes on, a signal may have ended an evaluation.
+            # A resumed training may have been stopped in this evaluation.
             self._check_early(batches)
             while self._place.batch < len(batches):
                 self._step(batches[self._place.batch])
@@ -251,14 +261,14 @@ class Training:
         self._place = _Place(place.epoch + 1)
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
-        """What `restore` needs: tensors, and what JSON can hold; the same on every rank."""
+        """What `restore` needs: tensors, and values that JSON can hold; the same on every rank."""
         tensors, state = self.stepper.engine.state()
         weights, best = self.best.state()
         own = {"count": self.stepper.count, "wall_seconds": self.wall_seconds, **vars(self._place), "best": best}
         return tensors | {_BEST + name: value for name, value in weights.items()}, {**state, "training": own}
 
     def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
-        """Goes on from what `state` gave. Raises CheckpointError where it is of another model."""
+        """Restores what `state` returned. Raises CheckpointError if it belongs to another model."""
         own = dict(state["training"])
         self.stepper.engine.restore(path, tensors, state)
         self.stepper.count, self._seconds_before = own.pop("count"), own.pop("wall_seconds")
@@ -269,7 +279,7 @@ class Training:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Kinds of rows of metrics.jsonl that are to come for the step that it is at."""
+        """The kinds of rows that metrics.jsonl will still get for the current step."""
         if self._place.epoch > len(self.epochs):
             return ()
         batches = self.epochs[self._place.epoch - 1]
@@ -278,7 +288,16 @@ class Training:
 
 
 class Best:
-    """Remembers every epoch's record, and the weights of the one with the largest first metric."""
+    """Keeps the record of every epoch, and the weights and predictions of the best one.
+
+    Args:
+        metric: the metric by which epochs are compared; larger is better, and the earliest of equals is best.
+
+    Attributes:
+        history: the records of all epochs.
+        record: the best one's; empty before the first epoch.
+        predictions: the best epoch's for the dev rows; None after a resume, until `settle` computes them again.
+    """
 
     def __init__(self, metric: str):
         self.metric = metric
@@ -289,17 +308,18 @@ class Best:
 
     @classmethod
     def of(cls, metric: str, weights: dict[str, Tensor], state: dict) -> Best:
-        """Makes one from what `state` gave. `settle` makes predictions again, whose type only their task knows."""
+        """Makes one from what `state` returned, without predictions, whose type only their task knows."""
         best = cls(metric)
         best.history, best._weights, best.predictions = state["history"], weights, None
         best.record = next((record for record in best.history if record["epoch"] == state["epoch"]), {})
         return best
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
-        """Weights, and what JSON can hold."""
+        """The best weights, and values that JSON can hold."""
         return self._weights, {"history": self.history, "epoch": self.record.get("epoch")}
 
     def offer(self, record: dict, predictions: list, model: torch.nn.Module) -> None:
+        """Adds an epoch's record; if it is the best so far, keeps its predictions and copies the weights to the CPU."""
         self.history.append(record)
         if self.record and not record[self.metric] > self.record[self.metric]:
             return
@@ -307,7 +327,7 @@ class Best:
         self._weights = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
 
     def settle(self, task: Task, dev: EvaluationSet, model: torch.nn.Module) -> None:
-        """Puts the best weights back, and lets the task take what it needs from their predictions of the dev rows."""
+        """Loads the best weights into the model, and lets the task `settle` on their predictions for the dev rows."""
         model.load_state_dict(self._weights)
         if self.predictions is None:
             _, self.predictions = dev.score(task, model)

@@ -1,4 +1,4 @@
-"""Examples and batches of the sequences that a GPT's input transforms make of rows (`input_transforms`)."""
+"""Examples and batches from the sequences that a GPT's input transforms make of rows (`input_transforms`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def joined(row: int, parts: Sequence[Ids], label: Any) -> Example:
-    """An example of several sequences, one after the other, with their lengths in ``meta``."""
+    """An example with several sequences end to end, and their lengths in ``meta``."""
     ids = [i for part in parts for i in part.ids]
     cut = any(part.truncated for part in parts)
     return Example(row, ids, [0] * len(ids), label, cut, meta=[len(part.ids) for part in parts])
 
 
 def parts_of(examples: Iterable[Example]) -> Iterator[Example]:
-    """The sequences of examples whose lengths are in ``meta``, each as an example without a label."""
+    """The sequences of examples made by `joined`, each as an example without a label."""
     for whole in examples:
         begin = 0
         for length in whole.meta:
@@ -33,7 +33,7 @@ def parts_of(examples: Iterable[Example]) -> Iterator[Example]:
 
 
 def with_next_words(batch: PackedBatch) -> PackedBatch:
-    """The batch with the labels of the auxiliary language-model loss: every place that has a next token."""
+    """The batch with labels for the auxiliary language-model loss, at every position that has a next token."""
     import torch
 
     from ..data.pretraining import next_tokens

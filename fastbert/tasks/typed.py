@@ -1,4 +1,4 @@
-"""Files whose names do not tell their form, as standard input's does not: JSON in place of texts or words."""
+"""Recognising JSON where the name does not tell a file's format, as on standard input."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ TYPED = "-"
 def read_typed(
     path: str | os.PathLike, lines: Iterator[tuple[int, str]], forms: Sequence[Sequence[str]], bad_rows: BadRows
 ) -> tuple[Iterator[Record | None] | None, Iterator[tuple[int, str]]]:
-    """The records of JSON lines or of one JSON list, by their first object; None for anything else, and its lines.
+    """The records of JSON lines or of one JSON list.
 
     Args:
         path: the file, or ``-`` for standard input.
-        lines: of the file, by `read_lines` and with these bad_rows.
-        forms: columns of which an object must have all of one, the task's own first: a text may look like JSON too. The
-            name of one of another form alone in the first line is a header, for which the task's own is put.
+        lines: the lines of the file, from `read_lines` with the same bad_rows.
+        forms: sets of columns, the task's own first. Since a text may look like JSON, an object is only recognised if
+            it has all columns of one of these. If the first line is nothing but the column of another form than the
+            first, it is a header, and is replaced by the task's own.
+        bad_rows: what to do with lines or objects that cannot be used.
+
+    Returns:
+        the records, by the form of the first object, None among them for lines that were refused before; and no lines.
+        Or None for a file that is not such JSON, and its lines.
     """
     read = []
     for line in lines:
@@ -39,7 +45,7 @@ def read_typed(
         if isinstance(values, list) and values and has_form(values[0], forms):
             return list_records(path, values, bad_rows), iter(())
     elif has_form(json_or_none(first), forms):
-        # Lines before it that are no UTF-8 were rows, which count.
+        # Lines before it that were not UTF-8 were rows too, and are counted.
         lost = [None] * (read[-1][0] - len(read))
         return itertools.chain(lost, line_records(path, itertools.chain(read, lines), bad_rows)), iter(())
     elif len(read) == 1 and (first,) in map(tuple, forms) and (first,) != tuple(forms[0]):

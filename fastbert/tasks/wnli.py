@@ -6,8 +6,8 @@ from .classification import Classification
 class WNLI(Classification):
     """``index, sentence1, sentence2, label``, test files without the label.
 
-    Its dev rows share sentences with training rows that have the other label, so that fitting the training rows makes
-    dev accuracy fall below guessing; the paper left the task out.
+    Its dev rows share sentences with training rows of the opposite label, so a model that fits the training rows falls
+    below guessing on the dev rows; the paper left the task out.
     """
 
     name = "wnli"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def options_of(config: FinetuneConfig) -> DeepSpeedOptions:
-    """Which DeepSpeed is asked for. Raises InputError for what fine-tuning does not do under it."""
+    """The options that ask for DeepSpeed. Raises InputError for what fine-tuning does not support under it."""
     options = DeepSpeedOptions(config.deepspeed, config.zero)
     if options.asked and config.precision != "fp32":
         raise InputError(f"fine-tuning under DeepSpeed is in fp32, got {config.precision}; torch DDP has bf16")
@@ -23,8 +23,8 @@ def options_of(config: FinetuneConfig) -> DeepSpeedOptions:
 
 
 def deepspeed_of(config: FinetuneConfig) -> dict | None:
-    """DeepSpeed's configuration; None without it. Raises InputError as `options_of`, and for a file that does not
-    fit."""
+    """DeepSpeed's configuration; None without DeepSpeed. Raises InputError as `options_of` does, for a file that does
+    not fit the recipe, and for stage 3."""
     from ..train.engines import deepspeed_config
 
     options = options_of(config)
@@ -37,7 +37,7 @@ def deepspeed_of(config: FinetuneConfig) -> dict | None:
 
 
 def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: FinetuneConfig) -> LocalEngine:
-    """The engine for this many processes; the model goes to this one's device."""
+    """The engine for the number of processes; moves the model to the device of this one."""
     from ..train import distributed, engines
 
     world, deepspeed = distributed.current(), deepspeed_of(config)
