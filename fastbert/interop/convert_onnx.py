@@ -1,4 +1,4 @@
-"""Writes a model as an ONNX graph: the padded computation in plain operators, with free batch and sequence sizes."""
+"""Writes a model as an ONNX graph: the padded computation in plain operators, with dynamic batch and sequence sizes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class PaddedBert(nn.Module):
-    """A model's computation on a (B, S) rectangle, for exporters: nothing in it depends on the values of a tensor.
+    """A model's computation on a padded (B, S) batch, for exporters: nothing depends on the values of a tensor.
 
     Args:
-        model: one of ours; its modules are used as they are.
+        model: one of fastbert's own, whose modules are used.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,11 +46,15 @@ class PaddedBert(nn.Module):
 
     @property
     def dims(self) -> int:
-        """How many sizes an input has."""
+        """The number of dimensions of an input."""
         return 3 if type(self.model).__name__ == "BertForMultipleChoice" else 2
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64 each, (B, choices, S) for multiple choice -> the tensors of `outputs`; 0 at masked tokens."""
+        """Computes the tensors that `outputs` names; outputs of tokens are 0 at masked ones.
+
+        Args:
+            input_ids, attention_mask, token_type_ids: (B, S) int64, or (B, choices, S) for multiple choice.
+        """
         bert = getattr(self.model, "bert", self.model)
         choices = input_ids.shape[:2]
         if self.dims == 3:
@@ -90,7 +94,7 @@ class PaddedBert(nn.Module):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = tables.word_embeddings(input_ids) + tables.token_type_embeddings(token_type_ids)
         x = tables.LayerNorm(x + tables.position_embeddings(positions)[None])
-        # Not -inf: a row without a token would be all NaN.
+        # Not -inf, which would make a row without tokens NaN.
         scores = torch.finfo(x.dtype).min * (attention_mask == 0).to(x.dtype)[:, None, None]
         heads = bert.config.num_attention_heads
         for layer in bert.encoder.layer:
@@ -108,33 +112,33 @@ class PaddedBert(nn.Module):
 
 
 def write_onnx(found: Source, target: Path) -> None:
-    """Writes the graph as one file; inputs `input_ids`, `attention_mask`, `token_type_ids`, each (batch, sequence),
-    or (batch, choices, sequence) for multiple choice.
+    """Writes the graph as one file, with inputs `input_ids`, `attention_mask` and `token_type_ids`, each int64 (batch,
+    sequence), or (batch, choices, sequence) for multiple choice.
 
-    The graph computes in the dtype of the weights, or in the widest of several.
+    The graph computes in the dtype of the weights, or in the widest if there are several.
 
     Raises:
-        InputError: the packages onnx and onnxscript are not installed, the target is a directory, or the model reads
-            from left to right or has one position only.
-        CheckpointError: the graph is larger than one file may be, or the file cannot be written.
+        InputError: the packages onnx and onnxscript are not installed, the target is a directory, or the model is a
+            decoder, has a BiLSTM or only one position.
+        CheckpointError: the weights have 2 GiB or more, or the file cannot be written.
     """
     if target.is_dir():
         raise InputError(f"{target}: expected the name of an .onnx file, got a directory")
     if found.model.config.is_decoder:
-        raise InputError(f"{target}: the graph of an encoder is written, got a model with is_decoder (left to right)")
+        raise InputError(f"{target}: only encoders can be written as ONNX, got a model with is_decoder (left to right)")
     if found.model.config.bilstm_units is not None:
-        raise InputError(f"{target}: the graph of an encoder with its head is written, got a model with a BiLSTM")
-    if found.model.config.max_position_embeddings < 2:  # the exporter takes a size that is always 1 for a constant
+        raise InputError(f"{target}: only encoders with their heads can be written as ONNX, got a model with a BiLSTM")
+    if found.model.config.max_position_embeddings < 2:  # the exporter makes a size that is always 1 a constant
         raise InputError(f"{target}: a graph has inputs of any length: expected a model of 2 positions or more, got 1")
     model = found.model
     dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
-    if len(dtypes) > 1:  # an operator's inputs have one; the widest holds every number of the others
+    if len(dtypes) > 1:  # an operator's inputs must have one dtype; the widest holds every number of the others
         model = copy.deepcopy(model).to(functools.reduce(torch.promote_types, dtypes))
     module = PaddedBert(model).eval()
     total = sum(p.numel() * p.element_size() for p in module.parameters())
     if total >= 1 << 31:
         raise CheckpointError(f"{target}: an ONNX file holds at most 2 GiB, and the model's weights are {total} bytes")
-    # Three tensors: the exporter takes one that is given twice for one input.
+    # Three separate tensors: the exporter would make a tensor that is given twice a single input.
     length = min(8, model.config.max_position_embeddings)
     shape = (2, 3, length) if module.dims == 3 else (2, length)
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in _INPUTS)
@@ -155,7 +159,7 @@ def _export(module: PaddedBert, example: tuple[Tensor, ...]) -> Any:
     sizes = {0: batch, 1: sequence}
     if module.dims == 3:
         sizes = {0: batch, 1: torch.export.Dim("choices"), 2: sequence}
-    # The exporter tells its story on standard output and by warnings.
+    # The exporter prints to standard output, and warns.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Writes a sentence-transformers directory: the model, how its tokens are pooled, what vectors pass through next."""
+"""Writes a sentence-transformers directory: the model, its pooling, and the modules after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .sentence_files import CONFIG, POOLING_KEYS, read_settings
 from .sentence_modules import KINDS, Normalize, dim_after
 
 POOLINGS = ("mean", "cls", "max")
-# The place under which every release so far finds its modules.
+# The package in which every release so far finds its modules.
 _PLACE = "sentence_transformers.models"
 
 
@@ -31,20 +31,23 @@ def write_sentence_transformers(
     normalize: bool | None = None,
     max_seqlen: int | None = None,
 ) -> None:
-    """The encoder of a model as a directory for `SentenceTransformer` and for our `SentenceEncoder`.
+    """Writes the encoder of a model as a directory for `SentenceTransformer` and for our `SentenceEncoder`.
 
-    What is not given is as the source has it where that is such a directory, with its further modules, its prompts and
-    what else it says.
+    If the source is such a directory too, its modules, prompts and other settings are kept, and arguments that are None
+    are taken from it.
 
     Args:
-        found: a head on its encoder is left out.
-        pooling: how the vectors of a text's tokens become one; "mean" for a plain model.
-        normalize: whether vectors are scaled to length 1 at the end; so for a plain model.
-        max_seqlen: longer texts are cut; for a plain model the tokenizer's limit or the model's own.
+        found: the model; a head on its encoder is left out.
+        target: the directory to write.
+        pooling: one of `POOLINGS`; None means "mean" for a plain model.
+        normalize: whether vectors are scaled to length 1 at the end; None means True for a plain model.
+        max_seqlen: longer texts are cut to this many tokens; None means the smaller of the tokenizer's limit and the
+            model's for a plain model.
 
     Raises:
-        InputError: an unknown pooling, or one that a Dense after it does not fit, no tokenizer beside the weights, a
-            source that computes its vectors in a way that is not supported, or a max_seqlen out of range.
+        InputError: the pooling is unknown, or does not fit a Dense after it; there are no tokenizer files beside the
+            weights; the source computes its vectors in a way that is not supported; or max_seqlen is out of range.
+        CheckpointError: a file cannot be written.
     """
     if pooling is not None and pooling not in POOLINGS:
         raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r:.50}")
@@ -74,14 +77,14 @@ def write_sentence_transformers(
 
 
 def parts_beside(directory: Path) -> tuple[str, ...]:
-    """What a sentence-transformers directory holds beside its model, in a person's words; nothing of any other."""
+    """What a sentence-transformers directory contains besides its model, in words; empty for any other directory."""
     if not (directory / "modules.json").is_file():
         return ()
     try:
         source = read_settings(directory)
-        beside = source.model_directory / "tokenizer_config.json"  # which is copied
+        beside = source.model_directory / "tokenizer_config.json"  # a file that is copied
         own = read_json(beside).get("model_max_length") if beside.is_file() else None
-    except (InputError, CheckpointError) as error:  # its model can be read all the same
+    except (InputError, CheckpointError) as error:  # the model can be read nevertheless
         return (f"what stands beside the model, which cannot be read: {error}",)
     kinds = [type(module).__name__ for module in source.modules] + ["Normalize"] * source.normalize
     prompts = [name for name, text in source.prompts.items() if text]
@@ -100,7 +103,7 @@ def parts_beside(directory: Path) -> tuple[str, ...]:
 
 
 def write_encoder(encoder, target: Path) -> Path:
-    """A `SentenceEncoder` as such a directory; returns it."""
+    """Writes a `SentenceEncoder` as such a directory; returns the directory. Raises as `save_pretrained` does."""
     prompts, default = dict(encoder.prompts), None
     if encoder.prompt:
         default = next((name for name, text in prompts.items() if text == encoder.prompt), "default")
@@ -121,8 +124,9 @@ def write_encoder(encoder, target: Path) -> Path:
 
 
 def _pooling_config(model: nn.Module, modes: Sequence[str], include_prompt: bool) -> dict[str, Any]:
-    """Flags, which every release reads, or names where they stand in another order than that of the flags."""
-    # Early releases refuse flags that they do not know.
+    """The pooling's config.json: with flags, which every release reads, or with names if the modes are in another order
+    than the flags."""
+    # Only the flags that are needed: early releases refuse unknown ones.
     flags = {flag: mode in modes for flag, mode in POOLING_KEYS.items() if mode in (*POOLINGS, *modes)}
     in_order = [mode for flag, mode in POOLING_KEYS.items() if flags.get(flag)] == list(modes)
     config = {"word_embedding_dimension": model.config.hidden_size}
@@ -133,11 +137,11 @@ def _pooling_config(model: nn.Module, modes: Sequence[str], include_prompt: bool
 def _writers(
     pooled: Mapping[str, Any], modules: Sequence[nn.Module], sentence: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Callable[[Path], Any]]:
-    """Writers of the files beside the model's and the tokenizer's, by name."""
+    """Functions that write the files other than the model's and the tokenizer's, by name."""
     kinds = [type(module).__name__ for module in modules]
     strange = next((kind for kind, module in zip(kinds, modules, strict=True) if not hasattr(module, "settings")), None)
     if strange is not None:
-        raise InputError(f"sentence-transformers has the modules {', '.join(KINDS)} to save, got {strange}")
+        raise InputError(f"expected only modules of sentence-transformers ({', '.join(KINDS)}) to save, got {strange}")
     paths = ["", "1_Pooling", *(f"{i}_{kind}" for i, kind in enumerate(kinds, 2))]
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"{_PLACE}.{kind}"}
@@ -153,7 +157,7 @@ def _writers(
         **writers,
         "sentence_bert_config.json": _json_writer(sentence),
         CONFIG: _json_writer({**defaults, **config}),
-        "modules.json": _json_writer(listed),  # last, for it says what the directory is
+        "modules.json": _json_writer(listed),  # last, since the directory is recognised by it
     }
 
 

@@ -1,10 +1,9 @@
 """`patch` and `unpatch`: encoders of transformers and of torch computed by fastbert, in place.
 
-The class of each encoder inside the model is replaced by a subclass of the same name, whose ``forward`` is ours.
-Nothing else is touched: parameters, modules and their names, configuration and heads stay the same objects, so
-optimisers, adapters, trainers, copies and files do not notice. Passes that cannot be computed packed (see
-`Unservable`), or that are exported or traced, are computed by the class's own ``forward``. `torch.compile` does not
-compile ours.
+The class of each encoder inside the model is replaced by a subclass of the same name with our ``forward``. Nothing else
+changes: parameters, modules and their names, configuration and heads remain the same objects, so optimisers, adapters,
+trainers, copies and files are not affected. Passes that cannot be computed packed (see `Unservable`), or that are
+exported or traced, are computed by the class's own ``forward``. `torch.compile` does not compile ours.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _log = logging.getLogger("fastbert")
 PADS = ("zeros", "computed")
 _READ_PADS = ("ForQuestionAnswering", "LMHeadModel", "ForCausalLM")
 
-# The reason that torch.compile(fullgraph=True) gives in its error, from torch 2.7 on.
+# The reason that torch.compile(fullgraph=True) names in its error, from torch 2.7 on.
 _REASON = (
     "a patched model is computed by fastbert's kernels outside of the compiler's graphs; leave fullgraph=True out, or "
     "have the model's own code compiled after fastbert.unpatch(model)"
@@ -52,22 +51,22 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
     """Makes every BERT-like encoder inside a model compute without padding, with fastbert's kernels; in place.
 
     Args:
-        model: a BertModel, RobertaModel, ElectraModel, AlbertModel, DistilBertModel or one of their kin
-            (docs/drop-in.md) of transformers, a `torch.nn.TransformerEncoder`, or any module that contains some of
-            these: a model with a head, a PEFT model, a SentenceTransformer.
+        model: a BertModel, RobertaModel, ElectraModel, AlbertModel, DistilBertModel or a related model
+            (docs/drop-in.md) of transformers, a `torch.nn.TransformerEncoder`, or any module that contains one or
+            several of these: a model with a head, a PEFT model, a SentenceTransformer.
         pads: "zeros" skips masked tokens, whose outputs are then zero; "computed" computes them as transformers does,
-            at its cost. None chooses "zeros", except where a loss or a head is known to read those outputs (question
+            at its cost. None chooses "zeros", except if a loss or a head is known to read those outputs (question
             answering, next words, a ColBERT of sentence-transformers whose query expansion is not attended to, an
-            ELECTRA for choices whose ``summary_type`` is not "first"), and keeps the earlier choice for an encoder that
-            is already patched. torch's encoders have "zeros" only.
+            ELECTRA for multiple choice whose ``summary_type`` is not "first"), and keeps the earlier choice for an
+            encoder that is already patched. torch's encoders only support "zeros".
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
 
     Raises:
-        InputError: there is no such encoder inside; or one of them is a decoder, or has relative positions other than
-            MPNet's, an activation other than GELU, pruned heads, custom dropout, activations or layers, or a replaced
-            ``forward``. The model is unchanged then.
+        InputError: the model contains no such encoder; or one of them is a decoder, or has relative positions other
+            than MPNet's, an activation other than GELU, pruned heads, custom dropout, activations or layers, or a
+            replaced ``forward``. The model is then unchanged.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
@@ -83,7 +82,7 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         if any(isinstance(module, BertEncoder) for module in model.modules()):
             raise InputError(f"patch needs a model of transformers or torch, got fastbert's own {type(model).__name__}")
         raise InputError(
-            f"patch needs a BertModel of transformers, or one of its kin as RoBERTa, ELECTRA and DistilBERT are, or a "
+            "patch needs a BertModel of transformers, a related model such as RoBERTa, ELECTRA or DistilBERT, or a "
             f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none"
         )
     if pads == "computed" and any(family is None for _, family in found):
@@ -102,7 +101,7 @@ def unpatch(model: Model) -> Model:
 
     Raises:
         InputError: ``model`` is not a torch module, or an encoder's class has been replaced since the patch, as FSDP's
-            ``fully_shard`` does. The model is unchanged then.
+            ``fully_shard`` does. The model is then unchanged.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"unpatch takes a torch module, got {type(model).__name__}")
@@ -121,8 +120,8 @@ def unpatch(model: Model) -> Model:
 
 
 def _change_class(module: nn.Module, cls: type) -> None:
-    """Changes a module's class. The old class's forward, if it is also an attribute of the module, would hide the new
-    one, so it is removed."""
+    """Changes a module's class. If the old class's forward is also an attribute of the module, it is removed, since it
+    would hide the new one."""
     if not hooks.is_forward_replaced(module):
         module.__dict__.pop("forward", None)
     module.__class__ = cls
@@ -134,11 +133,11 @@ def is_patched(module: nn.Module) -> bool:
 
 
 def _read_at_pads(module: nn.Module) -> list[nn.Module]:
-    """All modules inside this one if its head also reads encoder outputs at masked tokens, else none.
+    """All modules inside this one if its head also reads encoder outputs at masked tokens, otherwise none.
 
-    Such heads are: a span head, whose softmax runs over the whole row; a head for next words, whose loss at a pad is
-    that of the following token; a ColBERT of sentence-transformers whose queries are padded with tokens that are not
-    attended to; and ELECTRA's head for choices if it does not summarise by the first token.
+    Such heads are: a span head, whose softmax is over the whole row; a head for next words, whose loss at a pad is that
+    of the following token; a ColBERT of sentence-transformers whose queries are padded with tokens that are not
+    attended to; and ELECTRA's head for multiple choice, unless it summarises by the first token.
     """
     answers = any(cls.__name__.endswith(_READ_PADS) for cls in type(module).__mro__)
     expansion = getattr(module, "query_expansion", None)
@@ -148,7 +147,7 @@ def _read_at_pads(module: nn.Module) -> list[nn.Module]:
 
 
 def _check(module: nn.Module, family: Family | None) -> None:
-    """Raises InputError for an encoder of which no pass could be computed by fastbert."""
+    """Raises InputError for an encoder whose passes could never be computed by fastbert."""
     original = getattr(type(module), "_fastbert_original", type(module))
     where = f"{original.__name__} cannot be patched"
     if not is_patched(module) and hooks.is_forward_replaced(module):
@@ -171,7 +170,7 @@ def _check(module: nn.Module, family: Family | None) -> None:
         our_config(module.config, family)
         view_for(module, family)
     except OwnPart:
-        pass  # the part may be removed again; until then each pass warns that transformers' code computes it
+        pass  # the part may be removed again; until then transformers' code computes the passes, with a warning
     except (InputError, Unservable) as error:
         raise InputError(f"{where}: {error}") from error
 
@@ -187,8 +186,8 @@ def patched_class(original: type, family: Family | None) -> type:
     own_forward = original.forward
     run = _run_torch if family is None else _runner(family, own_forward)
 
-    # Not compiled: the host reads the mask and checks the model for changes, so there would be many graphs, which would
-    # only call the same kernels.
+    # Not compiled: since the host reads the mask and checks the model for changes, there would be many graph breaks,
+    # and the graphs would only call the same kernels.
     @partial(torch.compiler.disable, **_REASONS)
     def computed_by_fastbert(self, args, kwargs):
         try:
@@ -211,7 +210,7 @@ def patched_class(original: type, family: Family | None) -> type:
         return computed_by_fastbert(self, args, kwargs)
 
     def __reduce_ex__(self, protocol):
-        # Copies and pickles contain the original class; `_blank` creates the subclass again, maybe in another process.
+        # Copies and pickles refer to the original class; `_blank` makes the subclass again, perhaps in another process.
         return _blank, (original,), object.__reduce_ex__(self, max(protocol, 2))[2]
 
     def train(self, mode: bool = True):
@@ -237,7 +236,7 @@ def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises Unservable for a pass under a transform of torch, which cannot see into our kernels."""
+    """Raises Unservable for a pass under a transform of torch, which cannot transform our kernels."""
     if is_transformed():
         raise Unservable("it runs under a transform of torch.func or in forward-mode differentiation")
     given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -246,7 +245,8 @@ def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _methods(family: Family) -> frozenset[str]:
-    """The model's methods that its forward calls, such as those that make masks: our pass does not call them."""
+    """The model's methods that its forward calls, such as those that make masks. Our pass does not call them, so they
+    must not be replaced."""
     cls = family.model_class()
     names = inspect.unwrap(cls.forward).__code__.co_names
     return frozenset(name for name in names if inspect.isfunction(getattr(cls, name, None)))

@@ -1,4 +1,4 @@
-"""Whether a transformers encoder computes what our layers compute, and if not, why not, in words."""
+"""Whether a transformers encoder computes what our layers compute, and if not, the reason in words."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _ERF = ("GELUActivation",)
 _TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
 _NORM = ", not torch's LayerNorm with weight and bias"
 _OWN = (
-    ", which may read more than the token that it computes (PEFT's adapters and parametrised layers do not; of another "
-    f"that does not {TOKENWISE} = True says so)"
+    ", which may read more than the token that it computes (PEFT's adapters and parametrised layers do not; on any "
+    f"other module that does not, set {TOKENWISE} = True)"
 )
 
 
 class Unservable(Exception):
-    """A model, as it is now, or a pass must be computed by its own code; the message says why."""
+    """A model in its present state, or a pass, must be computed by its own code; the message says why."""
 
 
 class OwnPart(Unservable):
-    """The reason is a module of the user's, which may not compute token by token: only transformers' code is right."""
+    """The reason is one of the user's modules, which may not compute each token independently."""
 
 
 def approximation(activation: nn.Module) -> str | None:
@@ -39,7 +39,7 @@ def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family:
 
     Args:
         model: the encoder of transformers.
-        layers: its layers, in the order in which they run.
+        layers: its distinct layers.
         config: our configuration of it.
         family: its family.
     """
@@ -47,7 +47,7 @@ def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family:
         raise Unservable("it has no layers")
     encoder = model._modules[family.encoder]
     inner = [family.part(layer, name) for layer in layers for name in INNER]
-    # Activations are in another module of transformers, and dropouts are torch's; all others must be the family's code.
+    # Activations are from another module of transformers, dropouts from torch; all others must be the family's own.
     own = (*inner, *layers, *family.layers(encoder)[0], encoder, model._modules["embeddings"])
     for module in own:
         if module is None:
@@ -94,7 +94,7 @@ def _check_embeddings(children: dict[str, nn.Module]) -> None:
 
 
 def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dense: list[nn.Module]) -> None:
-    """Raises Unservable for a layer whose heads do not have the number or size that the configuration says.
+    """Raises Unservable for a layer whose heads do not have the number or size in the configuration.
 
     Args:
         attention, owner, dense: what `scoring_of` returns.
@@ -116,12 +116,12 @@ def scoring_of(layer: nn.Module, family: Family) -> tuple[nn.Module, nn.Module, 
 
 
 def _kind(module: nn.Module | None) -> str:
-    """The class with the name of its Python module, since adapters name their classes like torch's."""
+    """The class with its Python module, since classes of adapters have the same names as torch's."""
     return "missing" if module is None else f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _reason(module: nn.Module | None) -> type[Unservable]:
-    """The error for a module in the place of a norm or table: OwnPart for an adapter of PEFT, which may be removed."""
+    """The error for a module that replaces a norm or table: OwnPart for an adapter of PEFT, which may be removed."""
     return OwnPart if type(module).__module__.startswith("peft.") else Unservable
 
 

@@ -1,4 +1,4 @@
-"""One forward pass of a transformers encoder, computed packed: its arguments are read, its output is built."""
+"""One forward pass of a transformers encoder, computed packed: reading its arguments, building its output."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _SERVED = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
     *("output_hidden_states", "output_attentions", "return_dict", *_PACKED),
 )
-# Arguments of decoders and trainers that an encoder ignores; and features that models of sentence-transformers add to
-# their input dictionary, which a loss may encode twice, or which a teacher scores before the student.
+# Arguments of decoders and trainers that an encoder ignores; and the outputs that models of sentence-transformers add
+# to their input dictionary, which may be encoded again, by a loss or by a student after its teacher.
 _IGNORED = (*IGNORED, "token_embeddings", "sentence_embedding", "all_layer_embeddings", "scores")
 
 
@@ -55,7 +55,7 @@ class Pass:
         for name in ("token_type_ids", "position_ids"):
             more = given.get(name)
             if more is not None and not self.packed and more.shape not in (shape, (1, shape[1]), shape[1:]):
-                raise Unservable(f"{name} of another shape than the tokens")  # without numbers: it is said once
+                raise Unservable(f"{name} of another shape than the tokens")  # no numbers: each reason is logged once
         self.states = _flag(given, "output_hidden_states", config.output_hidden_states)
         self.attentions = _flag(given, "output_attentions", config.output_attentions)
         if self.packed and (self.attentions or family.embed is not None):
@@ -68,6 +68,7 @@ class Pass:
         self.key = rng.current() if self.view.follow() else None
 
     def run(self):
+        """Computes the pass; returns the output that transformers would return, an object of its class or a tuple."""
         tokens, hidden = self._embedded()
         layout, bias = tokens.layout, self.family.bias
         last, states, attentions = self.view.encoder.run_as_transformers(
@@ -85,13 +86,13 @@ class Pass:
         )
 
     def _pooled(self, tokens: Tokens, last: Tensor) -> Tensor | None:
-        """The pooler's output for the last state (T, H); None if the model has no pooler."""
+        """The pooler's output (B, H) for the last state (T, H); None if the model has no pooler."""
         pooler = self.model._modules.get("pooler")
         if pooler is None:
             return None
         if self.family.pool is not None:
             return self.family.pool(self.model, tokens.pooled_tokens(last))
-        # transformers' own pooler only reads column 0; a replacement, or hooks on it, may read all columns.
+        # transformers' own pooler only reads column 0; another pooler, or a hook on it, may read all columns.
         own = type(pooler).__module__ == self.family.module
         reads_first = own and (self.packed or not is_watched(pooler))
         return pooler(tokens.pooled_tokens(last)[:, None] if reads_first else tokens.unpack(last))
@@ -170,7 +171,7 @@ class Pass:
         output = cls(**fields)
         if self.return_dict:
             return output
-        # Version 4's tuple of a model without a pooler has a None for it.
+        # In version 4, the tuple of a model without a pooler contains None for its output.
         if "pooler_output" in fields and old:
             return (last, pooled, *(x for x in (states, attentions) if x is not None))
         return output.to_tuple()
@@ -181,7 +182,7 @@ def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> 
     arguments of the family's embeddings."""
     own = _someones_attention(config)
     if own is not None:
-        raise Unservable(f"the attention named {own} is of someone's own")
+        raise Unservable(f"its attention implementation {own} is not one of transformers")
     for name, value in given.items():
         ignored = value is None or value is False or name in _IGNORED
         if (
@@ -192,7 +193,7 @@ def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> 
         ):
             continue
         raise Unservable(f"the argument {name} was given")
-    for name in ("is_decoder", "add_cross_attention"):  # `patch` has looked, but both may be set later
+    for name in ("is_decoder", "add_cross_attention"):  # `patch` checks them, but they may be set later
         if getattr(config, name, False):
             raise Unservable(f"{name} of its configuration is true")
 
@@ -217,7 +218,7 @@ def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, confi
     if mask is None:
         return
     if packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape)):
-        raise Unservable(f"an attention mask of {mask.dtype} of {mask.dim()} dimensions that fits no tokens")
+        raise Unservable(f"an attention mask of {mask.dtype} with {mask.dim()} dimensions that does not fit the tokens")
     if mask.dim() == 4 and mask.dtype == torch.bool and _adds_masks(config):
         raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
 
@@ -245,7 +246,7 @@ def _flag(given: dict[str, Any], name: str, default: Any) -> bool:
     value = given.get(name)
     value = default if value is None else value
     if not isinstance(value, bool) and value is not None:
-        raise Unservable(f"{name} selects some of them")
+        raise Unservable(f"{name} is not True or False")
     return bool(value)
 
 
@@ -254,7 +255,7 @@ def _is_key_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
 
 
 def _keys_of(mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
-    """(B, S) bool, the keys that a mask keeps; None without a mask, and for one that says more than that."""
+    """(B, S) bool, the keys that a mask keeps; None without a mask, or if it does more than masking keys."""
     if mask is None or mask.dim() == 2:
         return None if mask is None else mask != 0
     fits = mask.shape[0] in (1, shape[0]) and mask.shape[2] in (1, shape[1])

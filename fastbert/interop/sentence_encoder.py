@@ -31,18 +31,18 @@ from .sentence_files import checked_modes, read_settings
 from .sentence_modules import dim_after, first_tokens, pool
 
 _TOKENIZE_AT_ONCE = 4096
-# Tokens computed at a time where the caller says nothing: a group of sequences for each thread (csrc/encoder.cpp).
+# The default token budget: a group of sequences for each thread (csrc/encoder.cpp), but at least this many tokens.
 _TOKENS_A_THREAD, _LEAST_TOKENS = 512, 4096
 
 
 def _read_config(directory: Path) -> BertConfig:
-    """`read_bert_config`, with a word on models that are served in another way."""
+    """`read_bert_config`, with a hint in the error for models that `fastbert.patch` supports."""
     try:
         return read_bert_config(directory)
     except InputError as error:
         room = str(read_config_file(directory)[1].get("model_type")).replace("-", "_")
         if "model_type must be" in str(error) and any(f".{room}." in family.module for family in FAMILIES):
-            raise InputError(f"{error}; within sentence-transformers fastbert.patch(model) computes it") from error
+            raise InputError(f"{error}; within sentence-transformers, fastbert.patch(model) supports it") from error
         raise
 
 
@@ -51,7 +51,7 @@ class SentenceEncoder:
 
     Args:
         model: a `BertModel`, with or without pooler.
-        tokenizer: as `load_tokenizer` returns it: it has to add the special tokens that the model reads.
+        tokenizer: as `load_tokenizer` returns it; it has to add the special tokens that the model expects.
         pooling: one or several of sentence-transformers' modes, whose vectors are concatenated; can be set later too.
         modules: applied in this order to the pooled vectors, (N, C) float32, such as `sentence_modules.Dense`.
         normalize: whether `encode` scales vectors to length 1 by default.
@@ -60,10 +60,10 @@ class SentenceEncoder:
         prompts: texts by name; `encode` puts the chosen one in front of every sentence.
         prompt: the text to put there if none is chosen.
         include_prompt: whether the prompt's tokens are pooled together with the sentence's.
-        truncate_dim: vectors are cut to this many numbers; None keeps all.
+        truncate_dim: vectors are cut to this many dimensions; None keeps all.
 
     Raises:
-        InputError: a pooling is unknown, a module takes vectors of another length, or a number is out of range.
+        InputError: a pooling mode is unknown, a module expects vectors of another length, or a number is out of range.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SentenceEncoder:
             raise InputError(f"normalize must be True or False, got {normalize!r:.50}")
         self.prompts, self.prompt, self.include_prompt = dict(prompts or {}), prompt, include_prompt
         self.do_lower_case = do_lower_case
-        # What else config_sentence_transformers.json said, to be written back.
+        # The content of config_sentence_transformers.json, to be written back.
         self.config: dict = {}
         self.tokenizer.no_padding()
         self.max_seqlen = max_seqlen
@@ -112,17 +112,17 @@ class SentenceEncoder:
 
         Args:
             directory: on this machine; nothing is downloaded.
-            precision: "fp32", "bf16" or "int8" (`fastbert.quantize`), for the BERT; pooling and what follows it are
-                always computed in float32.
-            pooling, normalize: in place of what the directory says.
+            precision: "fp32", "bf16" or "int8" (`fastbert.quantize`), for the BERT; pooling and the modules after it
+                are always computed in float32.
+            pooling, normalize: override the directory's settings; None keeps them.
             device: where to compute; None takes the GPU if there is one, as in sentence-transformers, and the CPU for
                 int8.
 
         Raises:
-            InputError: a file does not fit, or asks for a module or a pooling that is not supported; the device does
-                not exist, or is not the CPU for int8.
+            InputError: a file has another form, or asks for a module or a pooling that is not supported; the device
+                does not exist, or is not the CPU for int8.
             CheckpointError: the weights are missing or damaged.
-            BackendError: int8 needs the C++ extension, and it was not built.
+            BackendError: int8 needs the C++ extension, which was not built.
         """
         device = device_for(precision, None if device is None else _checked_device(device))
         settings = read_settings(Path(directory))
@@ -151,7 +151,7 @@ class SentenceEncoder:
             the directory.
 
         Raises:
-            InputError: sentence-transformers has no such module.
+            InputError: sentence-transformers does not have one of the modules.
             CheckpointError: a file cannot be written, or the model is quantised.
         """
         from .convert_sentence import write_encoder
@@ -182,7 +182,7 @@ class SentenceEncoder:
 
     @property
     def truncate_dim(self) -> int | None:
-        """Vectors are cut to this many numbers; None keeps all."""
+        """Vectors are cut to this many dimensions; None keeps all."""
         return self._truncate_dim
 
     @truncate_dim.setter
@@ -216,13 +216,13 @@ class SentenceEncoder:
         """Computes the vectors of sentences, in their order.
 
         Args:
-            sentences: N texts; an empty one is encoded as ``[CLS] [SEP]``, and one that comes again is computed once.
-            prompt_name: which of `prompts` to put in front of every sentence; by default the encoder's ``prompt``.
-            prompt: a text to put there, in place of a name; "" for none.
-            token_budget: how many tokens are computed at a time (a longer sentence alone); by default 4,096, or 512 a
-                thread on a CPU with more than eight threads.
-            normalize: True scales vectors to length 1, after they are cut to `truncate_dim` numbers; False does not.
-                None follows the encoder's ``normalize``, which is applied before they are cut.
+            sentences: N texts; an empty one is encoded as ``[CLS] [SEP]``, and repeated ones are computed once.
+            prompt_name: which of `prompts` to put in front of every sentence; None for the encoder's ``prompt``.
+            prompt: a text to put there, instead of naming one; "" for none.
+            token_budget: the most tokens in a batch (a longer sentence is a batch of its own); None for 4,096, or 512
+                per thread on a CPU with more than eight threads.
+            normalize: True scales vectors to length 1 after they are cut to `truncate_dim`; False does not. None
+                follows the encoder's ``normalize``, which is applied before they are cut.
             batch_invariant: whether a sentence's vector has the same bits whatever else is encoded with it.
             show_progress: whether to draw a progress bar on stderr.
 
@@ -247,13 +247,13 @@ class SentenceEncoder:
             raise InputError(f"normalize must be True, False or None, got {normalize!r:.50}")
         if not _is_whole(token_budget, 1):
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
-        with torch.inference_mode(False):  # parameters that are moved stay such as can be trained
-            self.modules.to(device)  # where the model may have been moved
+        with torch.inference_mode(False):  # moved in inference mode, parameters could no longer be trained
+            self.modules.to(device)  # the model may have been moved
         places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
         rows = self._tokenize(list(places), prompt)
         skip = 0 if self.include_prompt else self._prompt_length(prompt)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
-        # The model may be in training between two calls.
+        # The model may have been put into training mode between two calls.
         with ops.batch_invariant() if batch_invariant else nullcontext(), evaluating(self.model):
             for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
                 out[members] = self._vectors([rows[i] for i in members], device, normalize, skip)
@@ -272,7 +272,8 @@ class SentenceEncoder:
         return self.prompts[name]
 
     def _prompt_length(self, prompt: str) -> int:
-        """How many tokens come before a sentence's own: those of a prompt and the special token at the start."""
+        """The number of tokens before those of the sentence: the prompt's, and the special token at the start; 0 for an
+        empty prompt."""
         return sum(self.tokenizer.encode(prompt).attention_mask) - 1 if prompt else 0
 
     def _vectors(self, rows: list[np.ndarray], device: torch.device, normalize: bool | None, skip: int) -> np.ndarray:
@@ -295,7 +296,7 @@ class SentenceEncoder:
         for texts in chunks((prompt + text for text in sentences), _TOKENIZE_AT_ONCE):
             encodings = encode_beginnings(self.tokenizer, texts)
             found = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
-            if self.tokenizer.padding is not None:  # by who shares it: a pad would be computed as a token
+            if self.tokenizer.padding is not None:  # set by somebody who shares the tokenizer; pads are removed
                 masks = (np.asarray(encoding.attention_mask, dtype=bool) for encoding in encodings)
                 found = [ids[mask] for ids, mask in zip(found, masks, strict=True)]
             rows += found
@@ -303,12 +304,12 @@ class SentenceEncoder:
 
 
 def _is_whole(value: object, least: int) -> bool:
-    """Whether it is a whole number, of Python's or of numpy's, and not too small."""
+    """Whether a value is an integer, of Python or numpy, of at least ``least``."""
     return isinstance(value, Integral) and not isinstance(value, bool) and value >= least
 
 
 def _checked_whole(name: str, value: object, least: int) -> int | None:
-    """A whole number of Python's, which JSON can write, or None."""
+    """The value as a Python int, which JSON can write, or None. Raises InputError for anything else."""
     if value is not None and not _is_whole(value, least):
         raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
     return None if value is None else int(value)
@@ -318,16 +319,16 @@ def _checked_device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # each where another device is not there
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # which one depends on the missing device
         got = f"{device!s:.50}: {str(error).partition(chr(10))[0]:.200}"
         raise InputError(
-            f"device must be one that torch can use here, as {hardware.default_device()}, got {got}"
+            f"device must be one that torch can use here, such as {hardware.default_device()}, got {got}"
         ) from error
     return found
 
 
 def _checked_texts(sentences: Sequence[str], name: str = "sentences") -> list[str]:
-    if isinstance(sentences, (str, bytes, Mapping)):  # of which a list would be the letters, or the keys
+    if isinstance(sentences, (str, bytes, Mapping)):  # list() would give their letters or keys
         got = "one string" if isinstance(sentences, str) else type(sentences).__name__
         raise InputError(f"sentences must be a list of strings, got {got}")
     try:
@@ -348,7 +349,8 @@ def _checked_texts(sentences: Sequence[str], name: str = "sentences") -> list[st
 
 
 def _batches(rows: Sequence[np.ndarray], token_budget: int) -> Iterator[list[int]]:
-    """Indices of rows, longest first: sequences of a batch are alike, and memory is at its peak at the start."""
+    """Batches of indices of rows, longest first, so that lengths in a batch are similar, and memory peaks at the
+    start."""
     members: list[int] = []
     tokens = 0
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):

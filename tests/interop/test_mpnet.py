@@ -284,7 +284,7 @@ def test_our_own_encoder_says_who_serves_it(tmp_path):
     """It is no BERT by any other name."""
     new().save_pretrained(tmp_path)
     with pytest.raises(
-        InputError, match=r"got 'mpnet'; within sentence-transformers fastbert\.patch\(model\) computes it$"
+        InputError, match=r"got 'mpnet'; within sentence-transformers, fastbert\.patch\(model\) supports it$"
     ):
         fastbert.SentenceEncoder.from_pretrained(tmp_path)
     transformers.T5EncoderModel(transformers.T5Config(d_model=8, d_ff=8, num_layers=1)).save_pretrained(tmp_path / "t5")

@@ -162,7 +162,7 @@ def test_what_is_no_list_of_strings_is_refused(encoder):
 
 @pytest.mark.parametrize("device", ["gpu", "mps", "xpu", 3.5])
 def test_a_device_that_is_not_there_is_told(device, tmp_path):
-    with pytest.raises(InputError, match=f"device must be one that torch can use here, as .*, got {device}: "):
+    with pytest.raises(InputError, match=f"device must be one that torch can use here, such as .*, got {device}: "):
         SentenceEncoder.from_pretrained(tmp_path, device=device)
 
 
