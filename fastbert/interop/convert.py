@@ -1,4 +1,4 @@
-"""A model from any of the forms that BERTs are published in, to any of those that others read."""
+"""Converting models: from any format in which BERTs are published to those that other software reads."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ def convert(
     config: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Reads a model and writes it in another form; tensors keep their bits.
+    """Reads a model and writes it in another format; the values of tensors do not change.
 
     Args:
         source: a Hugging Face directory (safetensors, pickle, sharded or whole), a directory with a TensorFlow
             checkpoint, its prefix (``.../bert_model.ckpt``), or one file of weights.
         target: the directory to write, or the file for "onnx".
         to: one of `FORMATS`.
-        config: the file of the configuration, if it is not beside the weights.
-        options: further keywords for the format's writer, such as ``pooling``.
+        config: the configuration file, if it is not beside the weights.
+        options: further keyword arguments of the format's writer, such as ``pooling``.
 
     Returns:
-        the model as it was read, and what of the source was not written.
+        the model that was read, and what of the source was not written.
 
     Raises:
-        InputError: there is no configuration, or it does not fit; or the directory to write is not empty.
-        CheckpointError: weights are missing or damaged, or the format cannot hold them; nothing is written then.
+        InputError: there is no configuration, or it is not supported; or the directory to write is not empty.
+        CheckpointError: weights are missing or damaged, or the format cannot contain them; then nothing is written.
     """
     if to not in FORMATS:
         raise InputError(f"a format must be one of {', '.join(FORMATS)}, got {to!r:.50}")
     if to != "onnx":
         if Path(target).suffix == ".onnx":
             raise InputError(f"{target}: expected a directory to write as {to}, got an ONNX file's name: add --to onnx")
-        check_there(Path(source))  # before: of two that were swapped, the model is in the way
+        check_there(Path(source))  # first: if source and target were swapped, check_new would complain about the model
         check_new(target)
     found = read_model(source, config)
     if to != "sentence-transformers":
@@ -80,15 +80,15 @@ def _config_text(model: nn.Module, **changes: Any) -> str:
 
 
 def write_safetensors(found: Source, target: Path) -> None:
-    """A Hugging Face directory."""
+    """Writes a Hugging Face directory."""
     saving.save_directory(found.model, target, found.model.config.to_dict(), found.tokenizer)
 
 
 def _write_pickle(found: Source, target: Path) -> None:
-    """A Hugging Face directory as it was before safetensors."""
+    """Writes a Hugging Face directory with a pickle instead of safetensors."""
     model = found.model
     state = saving.tensors_of(model)
-    # Older releases of transformers want every name of a tied tensor.
+    # Older releases of transformers expect all names of a tied tensor.
     names = {id(p): state[n] for n, p in model.state_dict(keep_vars=True).items() if n in state}
     whole = {n: names[id(p)] for n, p in model.state_dict(keep_vars=True).items() if id(p) in names}
     text = _config_text(
@@ -106,6 +106,6 @@ def _save_pickle(state: Mapping[str, Tensor], path: Path) -> None:
         with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # torch ends in an error of its own where the disk is full
+        if isinstance(error.__context__, OSError):  # on a full disk, torch raises an error of its own
             raise error.__context__ from None
         raise

@@ -1,4 +1,4 @@
-"""Reading a model that is to be converted, from any of the forms that BERTs are published in."""
+"""Reading the model to convert, from any of the formats in which BERTs are published."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .sentence_files import transformer_directory
 
 _log = logging.getLogger("fastbert")
 
-# Layers under a classifier that no head of BERT's has: DistilBERT's, ELECTRA's, and the BiLSTM over frozen features.
-# The classifier reads what they compute, so that it means nothing on BERT's states, even if it is as wide as they are.
+# Layers below the classifier in heads other than BERT's: DistilBERT's, ELECTRA's, and the BiLSTM on frozen features.
+# Such a classifier is meaningless on BERT's states, even if it has the same width.
 _BEFORE_A_CLASSIFIER = ("pre_classifier.weight", "sequence_summary.summary.weight", "lstm.weight_ih_l0")
 _CONFIGS = ("config.json", "bert_config.json")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model as it was read.
+    """A model that was read.
 
     Args:
-        model: in evaluation mode; each tensor has the dtype that it has in the file.
-        tokenizer: the directory in which the tokenizer's files may be.
+        model: in evaluation mode; each tensor has its dtype in the file.
+        tokenizer: the directory that may contain the tokenizer's files.
         unused: names of tensors in the file that the model does not have.
-        directory: the directory that was named: the tokenizer's, or a sentence-transformers directory around it.
-        left_out: parts of a sentence-transformers directory that the written format cannot hold.
+        directory: the directory that was given: the tokenizer's, or a sentence-transformers directory around it.
+        left_out: parts of a sentence-transformers directory that the target format cannot contain.
     """
 
     model: nn.Module
@@ -49,17 +49,17 @@ class Source:
 
 
 def read_model(source, config=None) -> Source:
-    """Reads the model in a directory or file, as the class that its tensors belong to.
+    """Reads the model in a directory or file, as an object of the class that its tensors belong to.
 
     Args:
         source: as in `convert`.
-        config: the path of a config.json or bert_config.json, in place of the one beside the weights.
+        config: the path of a config.json or bert_config.json; None for the one beside the weights.
 
     Returns:
-        the model with the file's dtypes, and what of the file was not used.
+        the model with the file's dtypes, and what was not used.
 
     Raises:
-        InputError: there is no configuration, or it does not fit.
+        InputError: there is no configuration, or it is not supported.
         CheckpointError: weights are missing or damaged.
     """
     source = Path(source)
@@ -87,7 +87,7 @@ def read_model(source, config=None) -> Source:
 
 
 def check_there(source: Path) -> None:
-    """Raises CheckpointError where there is nothing to read."""
+    """Raises CheckpointError if there is nothing to read."""
     if not (source.is_dir() or source.is_file() or source.with_name(f"{source.name}.index").is_file()):
         hint = download_hint(source)
         raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing{hint}")
@@ -102,7 +102,7 @@ def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The values of a configuration, Hugging Face's, those of BERT's kin too, or google-research's."""
+    """The values of a configuration of Hugging Face, also for models related to BERT, or of google-research."""
     if path.is_dir():
         found = next((path / name for name in _CONFIGS if (path / name).is_file()), None)
         if found is None:
@@ -114,7 +114,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
-    """The class whose head the file holds, and what its configuration must say differently."""
+    """The class of the head in the file, and changes to its configuration."""
     mlm, nsp = (f"cls.{part}" in state for part in ("predictions.bias", "seq_relationship.weight"))
     if mlm or nsp:
         return (
@@ -124,20 +124,21 @@ def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[
         return "BertForQuestionAnswering", {}
     if "classifier.weight" not in state or any(name in state for name in _BEFORE_A_CLASSIFIER):
         return "BertModel", {}
-    # Three heads call their layer the same: the file's own word, else a pooler says that it reads whole texts.
+    # Three heads use the same name for their layer. The configuration's class name decides; without one, a pooler means
+    # that the head classifies whole texts.
     listed = values.get("architectures")
     named = listed[0] if isinstance(listed, list) and listed else None
     heads = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
     pooled = "bert.pooler.dense.weight" in state
     name = named if named in heads else heads[0] if pooled else heads[1]
-    if name == "BertForMultipleChoice" or state["classifier.weight"].dim() != 2:  # which no head's is: refused later
+    if name == "BertForMultipleChoice" or state["classifier.weight"].dim() != 2:  # such a shape is refused later
         return name, {}
     labels = state["classifier.weight"].shape[0]
     return name, {} if len(values.get("id2label") or ()) == labels else {"num_labels": labels}
 
 
 def _padded_vocabulary(values: dict[str, Any], state: Mapping[str, Tensor]) -> dict[str, int]:
-    """The vocab_size of a file whose word embeddings were padded, which keep their rows; nothing of any other file."""
+    """The vocab_size for a file with padded word embeddings, whose rows are all kept; empty for any other file."""
     words, size = state.get("bert.embeddings.word_embeddings.weight"), values["vocab_size"]
     if words is None or words.dim() != 2 or not padded_vocabulary(rows := words.shape[0], size):
         return {}

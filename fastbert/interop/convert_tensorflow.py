@@ -1,4 +1,4 @@
-"""Writes a directory as google-research/bert publishes them: a TensorFlow checkpoint, bert_config.json, vocab.txt."""
+"""Writes a directory in the form of google-research/bert: a TensorFlow checkpoint, bert_config.json, vocab.txt."""
 
 from __future__ import annotations
 
@@ -29,23 +29,27 @@ _FIELDS = (
     *("intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "type_vocab_size"),
     "vocab_size",
 )
-# What its code does without a key that says so.
+# What its code always computes, without a key for it.
 _COMPUTES = {
     "layer_norm_eps": 1e-12,
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "bilstm_units": None,
 }
-# What its code calls the activation; its last version computes the tanh form by this name.
+# The activation's name in its code, whose last version computes the tanh form under it.
 _GELU = "gelu"
-# Transformers' names for what a head's tensors do not say.
+# transformers' keys for what cannot be told from a head's tensors.
 _HEAD_FIELDS = ("id2label", "label2id", "problem_type")
 
 
 def write_tensorflow(found: Source, target: Path) -> None:
-    """A directory as google-research/bert publishes them: ``bert_model.ckpt.*``, bert_config.json, vocab.txt.
+    """Writes a directory in the form of google-research/bert: ``bert_model.ckpt.*``, bert_config.json, vocab.txt.
 
-    Without the ``.meta`` file, a graph that its code does not read.
+    There is no ``.meta`` file, which is a graph that its code does not read.
+
+    Raises:
+        CheckpointError: its code cannot compute the model, or a file cannot be written.
+        InputError: the tokenizer has ids beyond the model's vocab_size.
     """
     model = found.model
     values = model.config.to_dict()
@@ -64,7 +68,7 @@ def write_tensorflow(found: Source, target: Path) -> None:
             entries.update(write_data(tensors, file))
 
     writers: dict[str, Callable[[Path], Any]] = {
-        # In this order: the index says what the data were.
+        # In this order, since the index describes the data that were written.
         shard_path(_CHECKPOINT, 0, 1).name: write_tensors,
         f"{_CHECKPOINT}.index": lambda path: path.write_bytes(index_bytes(entries)),
         "bert_config.json": lambda path: path.write_text(config, encoding="utf-8"),
@@ -73,9 +77,9 @@ def write_tensorflow(found: Source, target: Path) -> None:
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
-    """The content of bert_config.json, whose activations are those that google-research/bert knows.
+    """The content of bert_config.json, with activations that google-research/bert supports.
 
-    Its code passes other keys over; by them a model is read here as it was.
+    Its code ignores further keys, from which fastbert restores the original model.
     """
     values = model.config.to_dict()
     config = {name: values[name] for name in _FIELDS}
@@ -87,7 +91,8 @@ def _config(model: nn.Module) -> dict[str, Any]:
 
 
 def _vocabulary(found: Source) -> dict[str, Callable[[Path], Any]]:
-    """A writer of vocab.txt, which is all that google-research/bert reads, where the source has only tokenizer.json."""
+    """A function that writes vocab.txt, the only file that google-research/bert reads, if the source has only
+    tokenizer.json; otherwise none."""
     files = {file.name: file for file in saving.tokenizer_files(found.tokenizer)}
     if "vocab.txt" in files or "tokenizer.json" not in files:
         return {}
@@ -108,6 +113,6 @@ def _vocabulary(found: Source) -> dict[str, Callable[[Path], Any]]:
 
 
 def _copies(tokenizer: Path) -> dict[str, Callable[[Path], Any]]:
-    """Writers of the tokenizer's files, as they are."""
+    """Functions that copy the tokenizer's files."""
     files = saving.tokenizer_files(tokenizer)
     return {file.name: lambda path, file=file: path.write_bytes(file.read_bytes()) for file in files}

@@ -1,7 +1,7 @@
 """The encoders of transformers whose layers compute what ours compute, and where each keeps its parts.
 
-A layer is Vaswani et al. 2017, section 3 (post-LN, full attention, GELU); families differ in names, in their
-embeddings, in whether layers share their parameters and in what their models return.
+A layer is that of Vaswani et al. 2017, section 3 (post-LN, full attention) with GELU; families differ in names, in
+embeddings, in whether layers share parameters and in what their models return.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAVES = (
     "output.dense",
     "output.LayerNorm",
 )
-# ... and the modules whose work our code does in their place: one that does anything else cannot be replaced.
+# ... and the modules that our code replaces, which is only possible if they are the family's own.
 INNER = (
     "attention",
     "attention.self",
@@ -134,7 +134,7 @@ def _embed(model: nn.Module, given: dict[str, Any], *more: str) -> Tensor:
 
 
 def _embed_more(*inputs: str) -> Callable[[nn.Module, dict[str, Any]], Tensor]:
-    """`_embed` of a family with further ``inputs``."""
+    """`_embed` for a family with further ``inputs``."""
     return lambda model, given: _embed(model, given, *inputs)
 
 
@@ -165,7 +165,8 @@ def _albert_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]
 
 
 def _mpnet_bias(encoder: nn.Module, longest: int) -> Tensor:
-    """The bias for all distances of a key from its query, by buckets (Raffel et al. 2020, section 2.1)."""
+    """The bias (nheads, 2R-1) for all distances of a key from its query, by buckets (Raffel et al. 2020, section
+    2.1)."""
     table = encoder._modules["relative_attention_bias"]
     weight = next(table.parameters())
     distances = torch.arange(1 - longest, longest, device=weight.device)
@@ -173,7 +174,7 @@ def _mpnet_bias(encoder: nn.Module, longest: int) -> Tensor:
 
 
 def _kin(room: str, model: str, **changes: Any) -> Family:
-    """A family whose layers are BERT's in every name."""
+    """A family whose layers have the same names as BERT's; ``room`` is PACKAGE.FILE, or one name for both."""
     where, _, file = room.rpartition(".")
     return Family(f"transformers.models.{where or file}.modeling_{file}", model, **{"embed": _embed, **changes})
 
@@ -207,7 +208,7 @@ ALBERT = Family(
         ("output", None),
         ("output.dense", "ffn_output"),
         ("output.LayerNorm", "full_layer_layer_norm"),
-        ("output.dropout", None),  # its layers hold one, which they do not call
+        ("output.dropout", None),  # the layers have one, but do not call it
     ),
     embed=_embed,
     pool=lambda model, first: model.pooler_activation(model.pooler(first)),

@@ -10,15 +10,15 @@ from __future__ import annotations
 from torch import nn
 
 TOKENWISE = "fastbert_tokenwise"
-"""The attribute by which a module of the user's declares that it computes each token independently."""
+"""The attribute by which one of the user's modules declares that it computes each token independently."""
 
-# Torch's modules, by their forward: parametrised layers and subclasses that inherit it have another class.
+# torch's modules, by their forward, which parametrised layers and subclasses inherit.
 _FORWARDS = tuple(
     kind.forward
     for kind in (
         *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.Sequential),
         *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
-        nn.Module,  # lists and dictionaries of modules, which have none
+        nn.Module,  # for lists and dictionaries of modules, which have no forward
     )
 )
 # Libraries of adapters and quantised layers, which accept any leading dimensions.
@@ -35,6 +35,6 @@ def is_tokenwise(module: nn.Module) -> bool:
     library = cls.__module__.startswith(_LIBRARIES) and not cls.__module__.startswith(_MIXING)
     if not library and cls.forward not in _FORWARDS:
         return False
-    # Parametrizations compute weights, and get no tokens.
+    # Parametrizations compute weights and do not get tokens.
     inside = (child for name, child in module._modules.items() if name != "parametrizations")
     return all(is_tokenwise(child) for child in inside if child is not None)

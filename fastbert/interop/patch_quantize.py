@@ -16,10 +16,11 @@ from .patch_view import View, view_for
 
 
 def quantizable(model: nn.Module) -> Quantizable:
-    """The dense layers of a patched encoder, and a probe that runs them.
+    """The dense layers of a patched encoder, and a probe that calls them.
 
     Raises:
-        InputError: it is torch's encoder, whose products are not made by modules, or one that cannot be served.
+        InputError: it is torch's encoder, whose products are not computed by modules, or an encoder that is computed by
+            its own code.
     """
     family = family_of(type(model))
     if family is None:
@@ -31,12 +32,12 @@ def quantizable(model: nn.Module) -> Quantizable:
 
     def probe() -> None:
         config = model.config
-        # In RoBERTa's family positions begin after the padding id.
+        # In RoBERTa's family, position ids begin after the padding id.
         positions = config.max_position_embeddings - (config.pad_token_id or 0) - 1
         table = getattr(model.get_input_embeddings(), "weight", None)  # may have been cut below vocab_size
         words = min(config.vocab_size, table.shape[0]) if isinstance(table, torch.Tensor) else config.vocab_size
         ids = probe_ids(words, max(1, min(PROBE_LENGTH, positions)))
-        # transformers' own code calls every module, as the probe needs.
+        # By transformers' own code, which calls every module.
         type(model)._fastbert_original.forward(model, input_ids=ids, attention_mask=torch.ones_like(ids))
 
     return Quantizable(list(_places(view, family)), probe, is_ours=False)

@@ -3,9 +3,9 @@
     post-norm  a = LN1(x + attend(x));        y = LN2(a + W_2 act(W_1 a))          (Vaswani et al. 2017, section 3)
     pre-norm   a = x + attend(LN1(x));        y = a + W_2 act(W_1 LN2(a))          (Xiong et al. 2020, figure 1)
 
-and the stack's own norm last. Tokens that ``src_key_padding_mask`` ignores are not computed and come back as zeros; the
-shape is the caller's in training and evaluation alike (torch cuts the columns that are all pads off in evaluation). A
-mask of queries and keys that is not the causal one takes the padded path, which computes pads too.
+and the stack's own norm last. Tokens that ``src_key_padding_mask`` ignores are not computed, and their outputs are
+zeros. The output has the shape of the input, in training and in evaluation (where torch cuts off columns that only have
+pads). With a mask of queries and keys other than the causal one, the padded path is used, which also computes pads.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _packed: WeakKeyDictionary[nn.Module, ops.PackedEncoder] = WeakKeyDictionary()
 
 
 def is_encoder(module: nn.Module) -> bool:
+    """Whether a module is an encoder of torch."""
     return isinstance(module, nn.TransformerEncoder)
 
 
 def parts_of(encoder: nn.TransformerEncoder) -> list[nn.Module]:
-    """Every module whose work is done for it."""
+    """All modules that our code replaces, without those that are None."""
     return [m for m in (*encoder.layers.modules(), encoder.norm) if m is not None]
 
 
@@ -42,7 +43,8 @@ def check(encoder: nn.TransformerEncoder, forward) -> None:
     """Raises InputError for an encoder that computes something else than this module's equations.
 
     Args:
-        forward: of the class that it had before it was patched.
+        encoder: the encoder.
+        forward: the forward of its class before it was patched.
     """
     if forward is not nn.TransformerEncoder.forward or hooks.is_class_forward_replaced(nn.TransformerEncoder):
         raise InputError("expected the forward of torch's TransformerEncoder, got one of its own")
@@ -50,7 +52,7 @@ def check(encoder: nn.TransformerEncoder, forward) -> None:
 
 
 def check_parts(encoder: nn.TransformerEncoder) -> None:
-    """Raises InputError for parts that compute something else: an adapter may have replaced one since the patch."""
+    """Raises InputError for parts that compute something else, such as an adapter that was added after the patch."""
     if not len(encoder.layers):
         raise InputError("expected at least one layer, got none")
     for weight in encoder.parameters():
@@ -64,7 +66,7 @@ def check_parts(encoder: nn.TransformerEncoder) -> None:
 
 
 def _check_layer(layer: nn.Module) -> None:
-    """`check_parts` of one layer."""
+    """`check_parts` for one layer."""
     wanted = nn.TransformerEncoderLayer
     if not isinstance(layer, wanted) or any(getattr(type(layer), n) is not getattr(wanted, n) for n in _BLOCKS):
         raise InputError(f"expected layers of torch's TransformerEncoderLayer, got {type(layer).__name__}")
@@ -76,7 +78,7 @@ def _check_layer(layer: nn.Module) -> None:
     if type(attention.out_proj) not in (NonDynamicallyQuantizableLinear, nn.Linear):
         raise InputError(f"expected a plain out_proj, got {type(attention.out_proj).__name__}")
     for dense in (layer.linear1, layer.linear2):
-        # A parametrised one has a class of its own and the forward of this one.
+        # A parametrised layer has another class with the same forward.
         if not isinstance(dense, nn.Linear) or type(dense).forward is not nn.Linear.forward:
             raise InputError(f"expected plain dense layers, got {type(dense).__name__}")
     for norm in (layer.norm1, layer.norm2):
@@ -92,7 +94,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _activation(function) -> str | None:
-    """ "relu", "none" or "tanh" (the two forms of GELU), or None for another function."""
+    """The activation: "relu", "none" or "tanh" (the two forms of GELU), or None for any other function."""
     if isinstance(function, nn.GELU):
         return function.approximate
     if function is F.gelu:
@@ -107,19 +109,20 @@ def encode(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """`torch.nn.TransformerEncoder.forward`.
+    """Computes `torch.nn.TransformerEncoder.forward`.
 
     Args:
-        src: (B, S, E), (S, B, E) where the layers are not ``batch_first``, or (S, E).
+        encoder: the encoder, which has passed `check_parts`.
+        src: floating, (B, S, E), (S, B, E) if the layers are not ``batch_first``, or (S, E).
         mask: None; (S, S) or (B * nheads, S, S), bool (True = ignore) or additive.
         src_key_padding_mask: None; (B, S), or (S,) for (S, E), bool (True = ignore) or additive.
-        is_causal: a hint, of which nothing depends: a causal mask is recognised.
+        is_causal: a hint that is not used, since a causal mask is recognised.
 
     Returns:
-        the shape of src; zeros where ``src_key_padding_mask`` ignores a token.
+        shape and dtype of src; zeros for tokens that ``src_key_padding_mask`` ignores.
 
     Raises:
-        InputError: shapes that do not fit, or ``is_causal`` without a mask.
+        InputError: shapes do not fit, or ``is_causal`` without a mask.
     """
     batch_first, alone = encoder.layers[0].self_attn.batch_first, src.dim() == 2
     width = encoder.layers[0].self_attn.embed_dim
@@ -137,7 +140,7 @@ def encode(
     else:
         packing = Packing.full(batch_size, seqlen, x.device)
         layout = PaddedLayout(_added(scores, bias, causal, keep, x), batch_size, seqlen, probabilities=False)
-    # Under autocast layers compute in its dtype, and torch's residuals keep their own.
+    # Under autocast our layers return its dtype; torch's keep that of src, by their residuals.
     out = packing.unpack(_run(encoder, packing.pack(x), layout).to(x.dtype))
     if keep is not None and type(layout) is PaddedLayout:
         out = out.masked_fill(~keep[..., None], 0.0)
@@ -145,7 +148,7 @@ def encode(
 
 
 def _key_mask(mask: Tensor | None, batch_size: int, seqlen: int, alone: bool) -> tuple[Tensor | None, Tensor | None]:
-    """(B, S) bool of what to keep, or None; and the mask as what is added to scores where it says more than that."""
+    """(B, S) bool, the keys to keep, or None; and the mask to be added to scores, or None if it only masks keys."""
     if mask is None:
         return None, None
     shape = (seqlen,) if alone else (batch_size, seqlen)
@@ -162,7 +165,7 @@ def _key_mask(mask: Tensor | None, batch_size: int, seqlen: int, alone: bool) ->
 
 
 def _query_mask(mask: Tensor | None, batch_size: int, seqlen: int, nheads: int, x: Tensor):
-    """Whether it is the causal mask; and, where it is another, what is added to scores (B or 1, nheads or 1, S, S)."""
+    """Whether it is the causal mask; and any other mask as it is added to scores, (B or 1, nheads or 1, S, S)."""
     if mask is None:
         return False, None
     shapes = ((seqlen, seqlen), (batch_size * nheads, seqlen, seqlen))
@@ -183,7 +186,7 @@ def _causal(seqlen: int, x: Tensor) -> Tensor:
 
 
 def _added(scores: Tensor | None, bias: Tensor | None, causal: bool, keep: Tensor | None, x: Tensor) -> Tensor:
-    """All masks as one, which is added to scores."""
+    """All masks combined into one, to be added to scores."""
     total = _causal(x.shape[1], x)[None, None] if causal else x.new_zeros(1, 1, 1, 1)
     total = total if scores is None else total + scores
     if bias is not None:
@@ -216,7 +219,7 @@ def _norm(norm: nn.LayerNorm, x: Tensor, **more) -> Tensor:
 
 
 def _layer(layer, x: Tensor, layout: Layout, key: DropoutKey | None, site: int) -> Tensor:
-    """One layer on (T, E) tokens."""
+    """Computes one layer on tokens (T, E); returns (T, E)."""
     attention = layer.self_attn
 
     def rate(place: int, module: nn.Module, p: float):
@@ -224,7 +227,7 @@ def _layer(layer, x: Tensor, layout: Layout, key: DropoutKey | None, site: int) 
 
     def add(branch: Tensor, x: Tensor, norm: nn.LayerNorm, place: int, dropout: nn.Dropout) -> Tensor:
         dropped = rate(place, dropout, dropout.p)
-        if layer.norm_first:  # what is never normalised keeps its dtype under autocast
+        if layer.norm_first:  # the residual stream, which is not normalised, keeps its dtype under autocast
             return x + ops.dropout(branch, dropped)
         return _norm(norm, branch, residual=x.to(branch.dtype), dropout=dropped)
 
@@ -245,7 +248,7 @@ def _layer(layer, x: Tensor, layout: Layout, key: DropoutKey | None, site: int) 
 
 
 def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Tensor | None:
-    """All layers in one op, or None where they must be computed one by one."""
+    """Computes all layers in one op; None if they must be computed one by one."""
     if type(layout) is not PackedLayout or layout.causal:
         return None
     if torch.is_autocast_enabled(x.device.type) or _drops(encoder):
@@ -268,7 +271,7 @@ def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Ten
     if activation == "relu" or not alike:
         return None
     if x.device.type == "cpu" and encoder.training and ops.is_recorded(x, [t for layer in layers for t in layer]):
-        return None  # as of a `BertEncoder` (modules/stack.py)
+        return None  # as for a `BertEncoder` (modules/stack.py)
     arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
     options = {"nheads": first.self_attn.num_heads, "eps": eps, "approximate": activation}
     states = ops.fused_encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))

@@ -1,7 +1,7 @@
-"""A transformers encoder seen as ours: our modules around the very dense layers, norms and tables that it holds.
+"""A view of a transformers encoder as ours: our modules around the dense layers, norms and tables of the model.
 
-A view owns no weight: it borrows the leaf modules, so optimisers, devices and dtypes stay the caller's affair. Later
-changes (an adapter in place of a dense layer, a hook, a resized table) are noticed at the next forward pass.
+A view owns no weights. It borrows the leaf modules, so optimisers, devices and dtypes remain the caller's business.
+Later changes (an adapter in place of a dense layer, a hook, a resized table) are noticed at the next forward pass.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _TABLE_SIZES = {
     "token_type_embeddings": "type_vocab_size",
 }
 _TABLES = tuple(_TABLE_SIZES)
-# Hooks that transformers and PEFT put there themselves, and that mind no shape.
+# Hooks that transformers and PEFT register themselves, and that work for any shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
-# Those by which torch makes a weight before its module is called, from a mask or a norm: they look at no input.
+# Hooks by which torch computes a weight from a mask or a norm before its module is called. They do not use the input.
 _WEIGHT_MODULES = tuple(f"torch.nn.utils.{name}" for name in ("prune", "weight_norm", "spectral_norm"))
 
 
 def our_config(config: Any, family: Family) -> BertConfig:
-    """The fields of ours that decide what an encoder computes.
+    """Our configuration for a configuration of transformers, with the fields that decide what an encoder computes.
 
     Raises:
         InputError: a decoder, cross-attention, relative positions, or an activation that is not a GELU.
@@ -62,10 +62,15 @@ def our_config(config: Any, family: Family) -> BertConfig:
 
 
 class View:
-    """Our embeddings (BERT's family only) and encoder over the modules of a transformers model.
+    """Our embeddings (only for BERT's family) and encoder around the modules of a transformers model.
+
+    Args:
+        model: the encoder of transformers.
+        family: its family.
+        parts: what `parts_of` returns; the view is only valid as long as these do not change.
 
     Raises:
-        Unservable: the model holds something that computes otherwise.
+        Unservable: a part of the model computes something else than ours.
     """
 
     def __init__(self, model: nn.Module, family: Family, parts: list[nn.Module | None]) -> None:
@@ -78,13 +83,13 @@ class View:
         self.config.num_hidden_layers = len(self.layers)
         self.different = list(dict.fromkeys(self.layers))
         check(model, self.different, self.config, family)
-        # On the meta device: a view's own weights would be made only to be replaced.
+        # On the meta device, since all weights are replaced.
         with torch.device("meta"):
             self.encoder = BertEncoder(self.config)
             self.embeddings = BertEmbeddings(self.config) if family is BERT else None
         self._borrow_layers()
         if self.embeddings is None:
-            # The family's own embeddings look at positions, of which none is left when tokens come here.
+            # The family's own embeddings have already applied the positions.
             self.config.max_position_embeddings = None
         else:
             self._borrow_embeddings(model._modules["embeddings"])
@@ -98,7 +103,7 @@ class View:
                 setattr(ours.get_submodule(owner), leaf, family.part(theirs, name))
             activation = family.part(theirs, "intermediate.intermediate_act_fn")
             ours.intermediate.approximate = approximation(activation)
-        # What the modules do counts, and not what the configuration says of them.
+        # What the modules do counts, even if the configuration differs.
         first = self.encoder.layer[0]
         self.config.layer_norm_eps = first.output.LayerNorm.eps
         self.config.hidden_act = "gelu" if first.intermediate.approximate == "none" else "gelu_new"
@@ -119,9 +124,9 @@ class View:
         self.usual_buffers: tuple[list, list] = [], []
 
     def _check_buffers(self) -> None:
-        """Raises Unservable where what stands for ids that are not given is not 0, 1, 2, ... and zeros."""
+        """Raises Unservable if the default position_ids are not 0, 1, 2, ... or the default token_type_ids not 0."""
         held = [self.buffers.get(name) for name in ("position_ids", "token_type_ids")]
-        # Looked into when they have changed: on a GPU that waits for it.
+        # Only compared after they have changed, since that waits for a GPU.
         versions = [0 if x is None or x.is_inference() else x._version for x in held]
         seen, seen_versions = self.usual_buffers
         if any(x is not None and x.is_meta for x in held) or (
@@ -137,13 +142,13 @@ class View:
         self.usual_buffers = held, versions
 
     def follow(self) -> bool:
-        """Takes over what may change from call to call: rates, modes, recomputation.
+        """Takes over what may change from call to call: dropout rates, modes, recomputation.
 
         Returns:
-            whether anything is dropped in this pass.
+            whether there is any dropout in this pass.
 
         Raises:
-            Unservable: rates that our layer has no place for.
+            Unservable: our layer does not support the dropout rates, or something else that has changed.
         """
         if not all(map(is_plain_norm, self.norms)):
             raise Unservable("a LayerNorm has lost its weight or bias")
@@ -160,8 +165,8 @@ class View:
         return any(drops)
 
     def _follow_layer(self, ours: BertLayer, theirs: nn.Module, scoring: tuple, dropouts: tuple) -> bool:
-        """`follow` of one layer; whether it drops anything."""
-        ours.training = theirs.training  # not train(): the leaves are the caller's
+        """`follow` for one layer; returns whether it has any dropout."""
+        ours.training = theirs.training  # not by train(), which would change the caller's leaves
         attention, usual = scoring[0], self.config.head_dim**-0.5
         scaling = getattr(attention, "scaling", usual)
         if scaling != usual:
@@ -180,13 +185,13 @@ class View:
         return bool(probs or after or hidden)
 
     def _follow_embeddings(self) -> bool:
-        """`follow` of the embeddings; whether they drop anything."""
-        for name in _TABLES[1:]:  # the words' own code is called where it is no plain table
+        """`follow` for the embeddings; returns whether they have any dropout."""
+        for name in _TABLES[1:]:  # word embeddings that are not a plain table are called as they are
             table = getattr(self.embeddings, name)
             if not is_plain_table(table):
                 raise Unservable(f"{name} does more than to look rows up: {_in_a_line(table)}")
         for name, size in _TABLE_SIZES.items():
-            # A table that is resized stays the same module, and its weight alone is another.
+            # A resized table remains the same module with another weight.
             weight = getattr(getattr(self.embeddings, name), "weight", None)
             if isinstance(weight, torch.Tensor) and weight.dim() == 2:
                 setattr(self.config, size, weight.shape[0])
@@ -196,16 +201,17 @@ class View:
         return bool(self.embeddings.config.hidden_dropout_prob)
 
 
-@lru_cache  # of a few families; walked in every call
+@lru_cache  # used in every call, for few families
 def _paths(family: Family, names: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
     paths = map(family.path, names)
     return tuple(None if path is None else tuple(path.split(".")) for path in paths)
 
 
 def _share_of_probs(family: Family, attention: nn.Module, dropout: nn.Module) -> float:
-    """What a layer drops of attention's probabilities: transformers asks the attention whether, its dropout how much.
-    Version 4 asks the dropout both. Where the attention keeps a number of its own, as some families' do in both
-    versions and the others' in the attention by SDPA of version 4, that says how much, and the attention whether.
+    """The dropout rate of a layer's attention probabilities. In transformers 5 the attention's training mode decides
+    whether there is dropout, and the dropout module has the rate; in version 4 the dropout module decides both. If the
+    attention has a rate of its own, it and the attention's mode count, as for some families in both versions, and for
+    the others in version 4's attention by SDPA.
     """
     own = attention.__dict__.get("attention_dropout", attention.__dict__.get("dropout_prob"))
     if own is not None:
@@ -215,15 +221,15 @@ def _share_of_probs(family: Family, attention: nn.Module, dropout: nn.Module) ->
 
 
 def _in_a_line(module: nn.Module) -> str:
-    """A module's name, with its options where they fit into a sentence: those of one with parts inside do not."""
+    """A module's class, with its options if it has no modules inside, so that they fit into a sentence."""
     return type(module).__name__ if module._modules else str(module)
 
 
 def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
-    """Every module that a view stands for or borrows, in a fixed order.
+    """All modules that a view replaces or borrows, in a fixed order; None for missing ones.
 
     Raises:
-        Unservable: the model is not built as its family is.
+        Unservable: the model is not built like its family.
     """
     source = model._modules.get(family.encoder)
     found = None if source is None else family.layers(source)
@@ -245,15 +251,15 @@ def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
 
 
 def _with_inside(module: nn.Module | None) -> list[nn.Module | None]:
-    """A module and, of an adapter or a list, what it calls."""
+    """A module and, for an adapter or a list, the modules inside it."""
     return [module] if module is None or not module._modules else list(module.modules())
 
 
 def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> None:
-    """Raises Unservable for a hook on a module inside, or a forward put in the place of its own or of its class's.
+    """Raises Unservable if one of these modules has a hook, or its forward or that of its class has been replaced.
 
-    Both expect (B, S, ...) tensors, and a packed pass does not call all modules. With ``makes_weights`` the hooks by
-    which torch prunes and normalises weights are let be: the pass calls every module that has a weight and a hook.
+    Both expect (B, S, ...) tensors, and a packed pass does not call all modules. With ``makes_weights``, hooks by which
+    torch prunes and normalises weights are allowed: a pass calls every module that has both a weight and a hook.
     """
     if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
@@ -276,7 +282,7 @@ def _is_benign(hook) -> bool:
 
 
 def _is_of_weight(hook) -> bool:
-    """Whether a hook's code, which a pruning method of the caller's own inherits, is torch's."""
+    """Whether a hook's code is torch's, which the caller's own pruning methods inherit."""
     return getattr(type(hook).__call__, "__module__", "") in _WEIGHT_MODULES
 
 

@@ -1,4 +1,4 @@
-"""Reads the files of a sentence-transformers directory: which modules, how they pool, prompts, the longest input."""
+"""Reads the files of a sentence-transformers directory: its modules, pooling, prompts and longest input."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ POOLING_KEYS = {  # in the order in which sentence-transformers concatenates the
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-# Names that sentence-transformers knows without a file's saying so.
+# The prompts that sentence-transformers defines by default.
 _PROMPTS = {"query": "", "document": ""}
-# What sentence_bert_config.json may hold that would make other tokens or vectors, and what is computed here.
+# Keys of sentence_bert_config.json that affect tokens or vectors, and the values that are supported.
 _COMPUTED = {
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
     "processing_kwargs": {},
 }
 _ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
-# Of these, what changes neither tokens nor (but for rounding) vectors.
+# The entries of these arguments that change neither tokens nor, except for rounding, vectors.
 _HARMLESS = {
     *("trust_remote_code", "revision", "token", "cache_dir", "local_files_only", "use_fast", "use_safetensors"),
     *("torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", "low_cpu_mem_usage"),
@@ -41,7 +41,22 @@ _HARMLESS = {
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """What the files beside the weights say."""
+    """The settings in a sentence-transformers directory.
+
+    Args:
+        model_directory: the directory of the model and its tokenizer.
+        pooling_file: the pooling's config.json; None for a plain model.
+        pooling: the pooling modes, whose vectors are concatenated.
+        include_prompt: whether the prompt's tokens are pooled too.
+        modules: the modules after the pooling, without a last Normalize.
+        normalize: whether there is a last Normalize.
+        max_seqlen: the longest input in tokens; None if the files do not tell.
+        do_lower_case: whether texts are lower-cased first.
+        prompts: the prompts by name.
+        prompt: the default prompt; empty for none.
+        truncate_dim: the length to which vectors are cut; None keeps all.
+        config: the content of config_sentence_transformers.json.
+    """
 
     model_directory: Path
     pooling_file: Path | None = None
@@ -58,10 +73,10 @@ class SentenceSettings:
 
 
 def read_settings(directory: Path) -> SentenceSettings:
-    """The settings of a sentence-transformers directory; of a plain one, the defaults and the tokenizer's length.
+    """The settings of a sentence-transformers directory; for a plain model, the defaults and the tokenizer's limit.
 
     Raises:
-        InputError: a file does not fit, or it asks for a module or a pooling that is not supported.
+        InputError: a file has another form, or asks for a module or a pooling that is not supported.
         CheckpointError: the weights of a module after the pooling are missing, damaged or of other shapes.
     """
     modules_file = directory / "modules.json"
@@ -78,7 +93,7 @@ def read_settings(directory: Path) -> SentenceSettings:
     truncate_dim = config.get("truncate_dim")
     if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
         raise InputError(f"{config_file}: expected truncate_dim of 1 or more, got {truncate_dim!r:.100}")
-    # The last Normalize is the one that can be told otherwise; those between other modules are part of the model.
+    # Only a last Normalize is optional; those between other modules belong to the model.
     kept = [module for module in modules if not isinstance(module, Dropout)]
     normalize = bool(kept) and isinstance(kept[-1], Normalize)
     return SentenceSettings(
@@ -98,16 +113,16 @@ def read_settings(directory: Path) -> SentenceSettings:
 
 
 def transformer_directory(directory: Path) -> Path:
-    """Where the BERT of a sentence-transformers directory is: older releases gave it one of its own, 0_Transformer."""
+    """The directory of the BERT in a sentence-transformers directory: older releases put it into 0_Transformer."""
     modules_file = directory / "modules.json"
-    # Not whether a config.json is there: the first releases wrote their own version into one beside modules.json.
+    # Not by config.json, since the first releases wrote one with their version beside modules.json.
     if not modules_file.is_file() or has_weights(directory):
         return directory
     return _inside(directory, _read_modules(modules_file)[1][0], modules_file)
 
 
 def checked_modes(modes: Any, source) -> tuple[str, ...]:
-    """Pooling modes as a tuple; InputError, in the name of ``source``, where they are none."""
+    """Pooling modes as a tuple. Raises InputError, which names ``source``, if they are not valid."""
     known = tuple(POOLING_KEYS.values())
     if not isinstance(modes, (list, tuple)) or not modes or not all(mode in known for mode in modes):
         raise InputError(f"{source}: expected pooling modes among {', '.join(known)}, got {modes!r:.100}")
@@ -115,14 +130,14 @@ def checked_modes(modes: Any, source) -> tuple[str, ...]:
 
 
 def _read_modules(path: Path) -> tuple[list[str], list[str]]:
-    """The modules' kinds and their directories."""
+    """The kinds and the directories of the modules."""
     modules = read_json(path, list)
     try:
         types = [str(module["type"]) for module in modules]
         paths = [str(module.get("path", "")) for module in modules]
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: expected a list of modules with type and path, got another form") from error
-    # A class of another package may be called Transformer too and compute something else.
+    # A class of another package may also be called Transformer and compute something else.
     kinds = [name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name for name in types]
     begins = kinds[:2] == ["Transformer", "Pooling"]
     strange = [kind for kind in kinds[2:] if kind not in KINDS]
@@ -136,9 +151,9 @@ def _read_modules(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _read_transformer(directory: Path) -> tuple[int | None, bool]:
-    """The longest input and whether texts are lower-cased first."""
+    """The longest input in tokens, or None, and whether texts are lower-cased first."""
     path = directory / "sentence_bert_config.json"
-    if not path.exists():  # early releases named it after the model, as sentence_roberta_config.json
+    if not path.exists():  # early releases named it after the kind of model, such as sentence_roberta_config.json
         path = next(iter(sorted(directory.glob("sentence_*_config.json"))), path)
     values = _read_optional(path)
     for name, computed in _COMPUTED.items():
@@ -154,7 +169,7 @@ def _read_transformer(directory: Path) -> tuple[int | None, bool]:
         if other:
             raise InputError(f"{path}: expected no {name} that change what is computed, got {other[0]!s:.100}")
     length = values.get("max_seq_length")
-    if length is None:  # as sentence-transformers 6 writes it
+    if length is None:  # as in files of sentence-transformers 6
         length = _model_max_length(directory)
     elif isinstance(length, bool) or not isinstance(length, int) or length < 3:
         raise InputError(f"{path}: expected max_seq_length of 3 or more, got {length!r:.100}")
@@ -162,7 +177,7 @@ def _read_transformer(directory: Path) -> tuple[int | None, bool]:
 
 
 def _model_max_length(directory: Path) -> int | None:
-    """What tokenizer_config.json says; None where it says nothing, or the huge number that stands for it."""
+    """The limit in tokenizer_config.json; None if there is none, for which it may have a huge number."""
     values = _read_optional(directory / "tokenizer_config.json")
     length = values.get("model_max_length", values.get("max_len"))  # the older name
     return length if type(length) is int and 3 <= length < 1 << 30 else None
@@ -177,7 +192,7 @@ def _read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
 
 
 def _read_prompts(path: Path, values: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The prompts by name, and the one that stands in front of every text."""
+    """The prompts by name, and the default one; empty for none."""
     given = {} if values.get("prompts") is None else values["prompts"]
     if not isinstance(given, dict) or not all(isinstance(text, str | None) for text in given.values()):
         raise InputError(f"{path}: expected prompts, names and texts, got {given!r:.100}")

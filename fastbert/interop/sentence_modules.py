@@ -1,4 +1,4 @@
-"""What stands on the encoder in a sentence-transformers directory: the pooling, and the modules after it."""
+"""What follows the encoder in a sentence-transformers directory: pooling, and the modules after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import CheckpointError, InputError
 from ..text_files import read_json
 from ..weights.reading import read_state_dict
 
-# Element by element, without parameters and arguments: what `Dense` may put on its sums.
+# The activations of `Dense`: element-wise, without parameters and arguments.
 _ACTIVATIONS = (
     *("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU", "ELU", "LeakyReLU", "Mish", "ReLU6", "SELU"),
     *("Softplus", "Hardtanh"),
@@ -37,8 +37,9 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str, skip: int = 0) -> Tensor
         hidden: (T, H) floating.
         cu_seqlens: (B+1,) int32; no sequence is empty.
         mode: a pooling mode of sentence-transformers.
-        skip: so many of each sequence's first tokens, those of a prompt, are left out; positions are counted with
-            them. Of a sequence that has no others ``cls`` is its first token, ``max`` minus infinity, the rest 0.
+        skip: the number of tokens at the start of each sequence, those of a prompt, that are left out; they count in
+            positions. For a sequence without other tokens, ``cls`` gives its first token, ``max`` minus infinity, any
+            other mode 0.
 
     Returns:
         (B, H) float32.
@@ -63,7 +64,7 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str, skip: int = 0) -> Tensor
         return total / (lengths * (2 * skip + lengths + 1) / 2).clamp(min=1e-9)[:, None]
     total = torch.segment_reduce(hidden, "sum", lengths=lengths, axis=0)
     if skip:
-        lengths = lengths.clamp(min=1)  # of one without tokens the total is 0
+        lengths = lengths.clamp(min=1)  # without tokens the total is 0
     return total / (lengths.sqrt() if mode == "mean_sqrt_len_tokens" else lengths)[:, None]
 
 
@@ -71,12 +72,12 @@ class Dense(nn.Module):
     """activation(x W^T + b), computed in float32; the parameters keep the dtype of their file.
 
     Args:
-        in_features, out_features, bias, use_residual: as sentence-transformers' module has them; a residual is x, or
-            x R^T where the sizes differ.
-        activation_function: the name of a class of `torch.nn`, alone or with the module that it comes from.
+        in_features, out_features, bias, use_residual: as in sentence-transformers; the residual is x, or x R^T if the
+            sizes differ.
+        activation_function: the name of a class of `torch.nn`, with or without its module.
 
     Raises:
-        InputError: an activation that is not known, or sizes out of range.
+        InputError: the activation is unknown, or an argument is out of range.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Dense(nn.Module):
         return out + (x if self.residual is None else ops.linear(x, self.residual.weight.float()))
 
     def settings(self) -> dict[str, Any]:
-        """The content of its config.json; what is as in releases that lack the key is left out."""
+        """The content of its config.json, without keys that older releases lack if they have the default value."""
         activation = type(self.activation_function)
         values = {
             "in_features": self.in_features,
@@ -129,8 +130,11 @@ class Dense(nn.Module):
 class LayerNorm(nn.Module):
     """LayerNorm of the vectors, in float32.
 
+    Args:
+        dimension: the length of the vectors.
+
     Raises:
-        InputError: a size out of range.
+        InputError: the dimension is out of range.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -160,7 +164,7 @@ class Normalize(nn.Module):
 
 
 class Dropout(nn.Module):
-    """What training drops; vectors pass through it unchanged."""
+    """Keeps the dropout rate of training; in inference, vectors pass through unchanged."""
 
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
@@ -193,7 +197,7 @@ _NEEDED = {"Dense": ("in_features", "out_features"), "LayerNorm": ("dimension",)
 
 
 def dim_after(modules: Sequence[nn.Module], dim: int) -> int:
-    """The length of vectors of length ``dim`` after modules that say theirs as `torch.nn.Linear` does.
+    """The length of vectors of length ``dim`` after these modules, which may have in_features and out_features.
 
     Raises:
         InputError: a module expects vectors of another length.
@@ -207,10 +211,14 @@ def dim_after(modules: Sequence[nn.Module], dim: int) -> int:
 
 
 def read_module(kind: str, directory: Path) -> nn.Module:
-    """A module after the pooling, from its directory: config.json and, of `Dense` and `LayerNorm`, the weights.
+    """Reads a module after the pooling from its directory: config.json and, for `Dense` and `LayerNorm`, the weights.
+
+    Args:
+        kind: one of `KINDS`.
+        directory: the module's directory.
 
     Raises:
-        InputError: config.json is missing or asks for what is not supported.
+        InputError: config.json is missing or asks for something that is not supported.
         CheckpointError: the weights are missing, damaged or of other shapes.
     """
     path = directory / "config.json"
@@ -234,6 +242,6 @@ def read_module(kind: str, directory: Path) -> nn.Module:
     shapes = [{name: tuple(tensor.shape) for name, tensor in tensors.items()} for tensors in (wanted, state)]
     if shapes[0] != shapes[1] or not all(tensor.is_floating_point() for tensor in state.values()):
         raise CheckpointError(f"{directory}: expected the weights of a {kind}, {shapes[0]}, got {shapes[1]!s:.300}")
-    # Copies: what safetensors returns is the file itself, mapped into memory.
+    # Copied, since safetensors returns memory-mapped parts of the file.
     module.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
     return module.eval().requires_grad_(False)
