@@ -52,7 +52,7 @@ def copa_records(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> I
     try:
         root = xml.etree.ElementTree.fromstring("\n".join(line for _, line in lines))
     except xml.etree.ElementTree.ParseError as error:
-        raise DataError(f"{called(path)}: expected XML, got what fails with: {error}") from None
+        raise DataError(f"{called(path)}: expected XML, got an error in it: {error}") from None
     items = list(root.iter("item"))
     if not items:
         raise DataError(f"{called(path)}: expected COPA's XML with items, got none in <{root.tag}>")

@@ -78,7 +78,7 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
     if tags_first and not all(_is_any_tag(last) for *_, last in found):
         raise DataError(
             f"{where} the word in the first column and its tag in the last, got tags in the first; "
-            "turn the columns round (awk 'NF {print $2, $1; next} {print}' does, of two)"
+            "swap the columns (awk 'NF {print $2, $1; next} {print}' does if there are two)"
         )
     language = _LANGUAGE.match(firsts[0])
     if len(firsts) > 1 and language is not None and all(first.startswith(language[0]) for first in firsts):

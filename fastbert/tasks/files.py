@@ -119,10 +119,10 @@ def parse_json(text: str, path: str | os.PathLike) -> Any:
     except json.JSONDecodeError as error:
         lines = "; JSON lines are read from a file called .jsonl" if error.msg == "Extra data" else ""
         raise DataError(
-            f"{called(path)}, line {error.lineno}: expected JSON, got what fails with: {error.msg}{lines}"
+            f"{called(path)}, line {error.lineno}: expected JSON, got an error in it: {error.msg}{lines}"
         ) from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets in brackets
-        raise DataError(f"{called(path)}: expected JSON, got what fails with: {error}") from None
+        raise DataError(f"{called(path)}: expected JSON, got an error in it: {error}") from None
 
 
 def check_text(text: str) -> None:

@@ -102,7 +102,7 @@ class NER(FeatureTask):
         tagged = [row.label for row in rows if row.label is not None]
         kinds = sorted(_types(tagged))
         if not kinds:
-            raise DataError("expected entities in the training rows, got the tag O alone")
+            raise DataError("expected entities in the training rows, got only the tag O")
         self.labels = ("O", *(f"{letter}-{kind}" for kind in kinds for letter in LETTERS[letters_of(tagged)]))
 
     @property

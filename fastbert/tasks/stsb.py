@@ -39,7 +39,7 @@ class STSB(Regression):
         scores = [row.label for row in rows if row.label is not None]
         if len(scores) >= MANY and max(scores) <= 1 and any(0 < score < 1 for score in scores):
             logging.getLogger("fastbert").warning(
-                "%s: expected scores from 0 to 5, got %d from %g to %g: shares of 5 must be multiplied by it",
+                "%s: expected scores from 0 to 5, got %d from %g to %g: multiply scores from 0 to 1 by 5",
                 called(path),
                 len(scores),
                 min(scores),

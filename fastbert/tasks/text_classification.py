@@ -97,7 +97,7 @@ class TextClassification(OwnFiles, Classification):
         alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
         if alone and all(map(str.isdecimal, self.text_columns)):
             logging.getLogger("fastbert").warning(
-                "%s: the label of its first row, %s, comes in no other: columns of a file with a header are given by "
+                "%s: the label of its first row, %s, occurs in no other row: if the file has a header, give columns by "
                 "their names",
                 called(path),
                 shorten(rows[0].label),
@@ -151,8 +151,8 @@ def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
     rows = counts.total()
     if rows >= MANY and 2 * len(counts) > rows:
         logging.getLogger("fastbert").warning(
-            "%s: expected classes that come again, got %d labels in %d rows: text-regression estimates numbers, and "
-            "--label-column names another column",
+            "%s: expected classes that occur in several rows, got %d labels in %d rows: text-regression estimates "
+            "numbers, and --label-column names another column",
             called(path),
             len(counts),
             rows,

@@ -201,8 +201,8 @@ class PretrainLoop:
             stopped = self._stop_signal()
             if not self.step and stopped is None:
                 raise InputError(
-                    f"max_minutes must leave time for a step, got {self.config.max_minutes:g}, which were over before "
-                    "the first: nothing was trained"
+                    f"max_minutes must leave time for a step, got {self.config.max_minutes:g}: the time was over "
+                    "before the first step, so nothing was trained"
                 )
             if stopped is None and self.evaluated_at != self.step:
                 self._evaluate()

@@ -101,19 +101,21 @@ def model_settings(
         own = getattr(settings, "position_embedding_type", "absolute")
         if config.position_embedding_type not in ("absolute", own):  # absolute is the default, so not a request
             raise InputError(
-                f"position_embedding_type {config.position_embedding_type} is for new weights: {config.model} was "
-                f"trained with {own} positions, with which it goes on"
+                f"position_embedding_type {config.position_embedding_type} is only for new weights: {config.model} was "
+                f"trained with {own} positions"
             )
         return kind, settings
     if config.init == "small" and kind.model_type != "bert":
-        raise InputError(f"init small is a start for a BERT, got model {config.model!r}: expected init bert")
+        raise InputError(f"init small is only for a BERT, got model {config.model!r}: expected init bert")
     if shards is not None:
         manifest = shards.manifest
         asked |= {"vocab_size": manifest.vocab_size, "pad_token_id": manifest.special_ids.pad}
     if kind.model_type == "bert":
         asked |= {"is_decoder": objective == "causal", "position_embedding_type": config.position_embedding_type}
     elif config.position_embedding_type != "absolute":
-        raise InputError(f"position_embedding_type {config.position_embedding_type} is a BERT's, got {config.model!r}")
+        raise InputError(
+            f"position_embedding_type {config.position_embedding_type} is only for a BERT, got {config.model!r}"
+        )
     if "cased" in config.model.lower():  # `from_name` would make new weights of the size in the name
         raise InputError(
             f"model {config.model!r:.100} names published weights, and not the size of new ones: expected their "
@@ -172,7 +174,7 @@ def warn_of_other_words(config: PretrainConfig, shards: ShardSet) -> None:
         word, index = min(pairs, key=lambda pair: pair[1])
         _log.warning(
             "%s: expected the vocabulary of the data, got one with other words for %d of %d ids (%d is %r in %s and %r "
-            "there): what the model has learned is of those words",
+            "there), which are the words that the model has learned",
             config.model, len(pairs), shards.manifest.vocab_size, index, word, shards.directory, words[index],
         )  # fmt: skip
 

@@ -131,7 +131,7 @@ def make_plan(
             measure the throughput.
     """
     if throughput == "measure" and data is None:
-        raise InputError("a rate can be measured on data only, got no --data")
+        raise InputError("throughput can only be measured on data, got no --data")
     planner = _Planner(config, data, ranks, hardware.default_device())
     found = phases.of_run(config, planner.total_steps())
     samples = [planner.samples(phase) for phase in found]
@@ -167,7 +167,7 @@ class _Planner:
         """Steps of the run; None if only the clock ends it."""
         config = self.config
         if config.epochs is not None and self.data is None:
-            raise InputError("epochs are steps only by the data, got no --data")
+            raise InputError("the number of steps in an epoch depends on the data, got no --data")
         # For steps in CUDA graphs, whose batches are padded to one shape, the number is hardly larger.
         total = BatchSource(config, self.data, World(size=self.ranks), fixed_shape=False).steps_of_run()
         if total is None and config.max_minutes is None:

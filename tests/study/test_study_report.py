@@ -136,7 +136,7 @@ rows:
 {study_runs.TINY[rows[1] :]}"""
     text = text.replace("steps: 12", "steps: 4").replace("seeds: [0, 1]", "seeds: [0]")
     (place / "kinds.yaml").write_text(text.replace("init: bert, ", ""))
-    with pytest.raises(InputError, match="init small is a start for a BERT, got model 'elmo-2x32x2'"):
+    with pytest.raises(InputError, match="init small is only for a BERT, got model 'elmo-2x32x2'"):
         run.work_of(study_runs.read(place, "kinds.yaml"), tmp_path / "cache")
     (place / "kinds.yaml").write_text(text)
     options = ["--data-dir", str(place), "--corpus", str(place / "corpus.txt"), "--out", str(tmp_path)]

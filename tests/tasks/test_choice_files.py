@@ -125,7 +125,7 @@ def test_items_of_xml(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("a.xml", COPA.replace("</item>", ""), "a.xml: expected XML, got what fails with: mismatched tag: line 10"),
+        ("a.xml", COPA.replace("</item>", ""), "a.xml: expected XML, got an error in it: mismatched tag: line 10"),
         ("a.xml", "<?xml version='1.0'?>\n<html/>", "a.xml: expected COPA's XML with items, got none in <html>"),
         ("a.xml", COPA.replace('ve="2"', 've="3"'), "item 502: expected the label to be one of 0 to 1, got '2'"),
         ("a.xml", COPA.replace("<p>A.</p>", ""), "item 502: expected all columns of SWAG"),

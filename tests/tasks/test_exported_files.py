@@ -397,7 +397,7 @@ def test_a_list_of_objects(read, indent):
     with pytest.raises(DataError, match=r"dev.json, object 2: expected a label that most annotators chose, got '-'"):
         read("mnli", content, "dev.json")
     assert [row.id for row in read("mnli", content, "dev.json", skip=True)] == ["0", "4"]
-    with pytest.raises(DataError, match=r"dev.json, line 1: expected JSON, got what fails with"):
+    with pytest.raises(DataError, match=r"dev.json, line 1: expected JSON, got an error in it"):
         read("mnli", content.replace(b"\n", b"")[:-1], "dev.json")
     with pytest.raises(DataError, match=r"object 1: expected a list of words .* tokens or words, got the columns guid"):
         read("ner", b'[{"guid": "klue"}]', "dev.json")

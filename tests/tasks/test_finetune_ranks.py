@@ -64,7 +64,7 @@ def test_processes_started_with_other_options_are_refused(directory, tmp_path):
     ("options", "what"),
     [
         ({"zero": 3}, "goes up to ZeRO stage 2"),
-        ({"zero": 1, "precision": "bf16"}, "under DeepSpeed is in fp32, got bf16"),
+        ({"zero": 1, "precision": "bf16"}, "under DeepSpeed must be in fp32, got bf16"),
         ({"zero": 7}, "zero must be 0, 1, 2 or 3"),
     ],
 )

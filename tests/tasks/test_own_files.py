@@ -268,7 +268,7 @@ def test_a_header_that_is_taken_for_a_row_is_told(tmp_path, caplog):
     path.write_text("Class Index,Title\n" + "1,a\n2,b\n" * 3)
     task = task_of("text-classification", ("2",), "1")
     task.for_training(task.read(path), path)
-    assert f"{path}: the label of its first row, Class Index, comes in no other" in caplog.text
+    assert f"{path}: the label of its first row, Class Index, occurs in no other row" in caplog.text
     caplog.clear()
     path.write_text("1,a\n2,b\n" * 3)
     task.for_training(task.read(path), path)

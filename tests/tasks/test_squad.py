@@ -561,7 +561,7 @@ def test_half_of_a_pair_of_surrogates_is_a_bad_row(tmp_path):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"data": ' + "9" * 5000 + "}"])
 def test_json_that_python_cannot_use_is_named(tmp_path, text):
-    with pytest.raises(DataError, match="expected JSON, got what fails with"):
+    with pytest.raises(DataError, match="expected JSON, got an error in it"):
         registry.get("squad1").read(write(tmp_path, text))
 
 

@@ -112,8 +112,8 @@ def test_what_a_gpt_cannot_do_is_said_before_anything_is_written(recipe, tmp_pat
     for changes, said in (
         ({"samples": PretrainingConfig(max_seqlen=32, nsp=False)}, "expected objective causal"),
         ({"samples": dataclasses.replace(CAUSAL, nsp=True)}, "set nsp false"),
-        ({"samples": CAUSAL, "init": "small"}, "a start for a BERT"),
-        ({"samples": CAUSAL, "position_embedding_type": "sinusoidal"}, "is a BERT's"),
+        ({"samples": CAUSAL, "init": "small"}, "init small is only for a BERT"),
+        ({"samples": CAUSAL, "position_embedding_type": "sinusoidal"}, "sinusoidal is only for a BERT"),
         ({"samples": CAUSAL, "model": "gpt-huge"}, "gpt-huge"),
     ):
         with pytest.raises(InputError, match=said):

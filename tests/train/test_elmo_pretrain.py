@@ -80,7 +80,7 @@ def test_a_run_goes_on_from_a_model(data, tmp_path):
             "of type elmo predicts nothing: set nsp false",
         ),
         ({"cuda_graph": "on"}, "the layers of a ElmoForPreTraining read the lengths of sequences on the host"),
-        ({"init": "small"}, "init small is a start for a BERT, got .*: expected init bert"),
+        ({"init": "small"}, "init small is only for a BERT, got .*: expected init bert"),
         ({"model": "elmo-4x100"}, "'elmo-4x100'"),
     ],
 )

@@ -255,7 +255,7 @@ def test_every_recipe_has_a_plan_without_data(name):
     [
         (["--plan", "--steps", "1", "--plan-throughput", "fast"], "tokens a second or measure, got 'fast'"),
         (["--plan", "--steps", "1", "--plan-throughput", "-1"], "tokens a second or measure"),
-        (["--plan", "--steps", "1", "--plan-throughput", "measure"], "measured on data only"),
+        (["--plan", "--steps", "1", "--plan-throughput", "measure"], "throughput can only be measured on data"),
         (["--plan", "--steps", "1", "--plan-ranks", "0"], "--plan-ranks must be at least 1"),
         (["--plan"], "needs the length of the run"),
         (["--plan", "--epochs", "2"], "got no --data"),
@@ -269,5 +269,5 @@ def test_what_a_plan_cannot_be_made_of_is_one_sentence(argv, said, capsys):
 
 
 def test_a_rate_cannot_be_measured_without_data():
-    with pytest.raises(InputError, match="measured on data only"):
+    with pytest.raises(InputError, match="throughput can only be measured on data"):
         plan.make_plan(PretrainConfig(steps=1), throughput="measure")

@@ -320,7 +320,7 @@ def test_the_first_seconds_of_a_run_that_steps_end_too_do_not_count(steps, secon
 
 def test_a_clock_that_leaves_no_step_is_an_error_and_leaves_the_directory_free(recipe):
     """A script that takes 0 for a trained model would go on with the first weights."""
-    with pytest.raises(InputError, match="max_minutes must leave time for a step, got 1e-09, which were over before"):
+    with pytest.raises(InputError, match="max_minutes must leave time for a step, got 1e-09: the time was over before"):
         pretrain(recipe(steps=None, max_minutes=1e-9), quiet=True)
     assert not Path(recipe().out, "model").exists()
     result = pretrain(recipe(steps=1, warmup=0.0), quiet=True)

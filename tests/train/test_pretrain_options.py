@@ -221,7 +221,7 @@ def test_samples_longer_than_the_positions(recipe):
 
 def test_positions_that_a_models_weights_do_not_have(recipe, tmp_path):
     """`position_embedding_type` is for new weights: with a directory it was passed over, and the run was another."""
-    with pytest.raises(InputError, match=r"sinusoidal is for new weights: .* was trained with absolute positions"):
+    with pytest.raises(InputError, match=r"sinusoidal is only for new weights: .* was trained with absolute positions"):
         pretrain(recipe(position_embedding_type="sinusoidal"), quiet=True)
     assert not (tmp_path / "run").exists()
     made = pretrain(recipe(model="1x32x2", position_embedding_type="sinusoidal", steps=1, warmup=0.0), quiet=True)
