@@ -291,10 +291,10 @@ _views: WeakKeyDictionary[nn.Module, View] = WeakKeyDictionary()
 
 
 def view_of(model: nn.Module, family: Family) -> View:
-    """The view of a model as it is at this moment.
+    """The view of a model in its present state.
 
     Raises:
-        Unservable: it must be computed by its own code.
+        Unservable: the model must be computed by its own code.
     """
     parts = parts_of(model, family)
     check_hooks(parts, makes_weights=True)
@@ -302,7 +302,7 @@ def view_of(model: nn.Module, family: Family) -> View:
 
 
 def view_for(model: nn.Module, family: Family) -> View:
-    """`view_of`, also where there are hooks on modules inside: they may be gone at a later pass."""
+    """`view_of` without a check for hooks on modules inside, which may be gone at a later pass."""
     return _view(model, family, parts_of(model, family))
 
 
@@ -317,4 +317,5 @@ def _view(model: nn.Module, family: Family, parts: list[nn.Module | None]) -> Vi
 
 
 def forget(model: nn.Module) -> None:
+    """Drops the view of a model."""
     _views.pop(model, None)

@@ -66,15 +66,15 @@ def check_typed(
     labelled: bool,
     keys: Sequence[str],
 ) -> None:
-    """Raises DataError for JSON and for whole sentences where words are expected, one a line: they would be tagged as
-    if they were words.
+    """Raises DataError for JSON, and for whole sentences on a line, where one word per line is expected: they would be
+    tagged as if they were words.
 
     Args:
         path: the file, or ``-`` for standard input.
         lines: number and text of every line, by sentence.
-        columns: of the same lines.
-        labelled: the last columns hold tags.
-        keys: of the words in a JSON object.
+        columns: the columns of the same lines.
+        labelled: whether the last column has tags.
+        keys: the keys that a JSON object may have for its words.
     """
     written = list(itertools.chain.from_iterable(lines))
     if not written:
@@ -82,7 +82,7 @@ def check_typed(
     number, first = written[0]
     where = f"{called(path)}, line {number}: expected a word a line"
     if first.lstrip().startswith("["):
-        # A pretty-printed list begins with a bracket alone, which is a word too; so is a mark such as [1].
+        # The first line of a pretty-printed list is only a bracket, which may be a word; so may a reference like [1].
         found = (json_or_none(first), json_or_none("\n".join(text for _, text in written)))
         is_json = any(isinstance(list_, list) and list_ and isinstance(list_[0], (str, list, dict)) for list_ in found)
     else:
@@ -100,7 +100,7 @@ def has_form(value: Any, forms: Iterable[Sequence[str]]) -> bool:
 
 
 def json_or_none(text: str) -> Any:
-    """The value of a text; None where it is no JSON."""
+    """The value of a JSON text; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

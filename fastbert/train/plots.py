@@ -30,13 +30,16 @@ def loss_plot(
     baseline: float | None = None,
     words: str = "masked-LM",
 ) -> Path:
-    """Draws the loss of predicted words and, where there is one, the next-sentence accuracy against the step.
+    """Draws the loss of predicted words and, if there is one, the next-sentence accuracy against the step.
 
     Args:
-        rows: of metrics.jsonl; kinds "train" and "heldout".
-        path: .png or .svg.
-        baseline: the unigram entropy of the held-out targets, drawn as a line.
-        words: which words are predicted.
+        rows: rows of metrics.jsonl; those of kinds "train" and "heldout" are drawn.
+        path: the file to write, .png or .svg.
+        baseline: the unigram entropy of the held-out targets in nats, drawn as a line; None for none.
+        words: what is predicted, for labels.
+
+    Returns:
+        the path.
     """
     path = Path(path)
     with_pairs = any("nsp_acc" in row for row in rows)
