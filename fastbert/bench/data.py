@@ -1,11 +1,11 @@
 """Throughput of `prepare` against the tokenizers library alone, and memory against the size of the corpus.
 
-The corpus is repeated to the size asked for. Each round runs, in processes of their own and one after the other:
-`tokenizers.Tokenizer.encode_batch` and `encode_batch_fast` over the corpus's lines, which are in memory already and
-whose ids are thrown away, and `prepare`, which reads, cuts into sentences, encodes, writes and hashes. Threads of the
-one = processes of the other. The ratio is of medians over rounds, of the text's bytes per second; starting Python and
-loading the vocabulary are not counted for either.
-Peak memory is that of a tenth of the corpus and of the whole, with shards small enough that both fill several.
+The corpus is repeated to the requested size. Each round runs, in separate processes one after the other:
+`tokenizers.Tokenizer.encode_batch` and `encode_batch_fast` over the corpus's lines, which are already in memory and
+whose ids are discarded, and `prepare`, which reads, segments, encodes, writes and hashes. The library has as many
+threads as `prepare` has processes. The ratio is that of the medians over rounds of the text's bytes per second;
+starting Python and loading the vocabulary are not counted for either. Peak memory is measured for a tenth of the corpus
+and for all of it, with shards small enough that both fill several.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _make_corpus(source: Path, target: Path, size: int) -> int:
 
 
 def _run_tokenizers(corpus: Path, vocab: Path, method: str) -> dict:
-    """Times the library alone, in batches that fit in memory."""
+    """Times only the library, in batches that fit in memory."""
     from ..data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(vocab)
@@ -69,7 +69,7 @@ def _run_prepare(corpus: Path, vocab: Path, threads: int, shard_tokens: int) -> 
 
 
 def measure(what: str, corpus: Path, vocab: Path, threads: int, shard_tokens: int = 1 << 24) -> dict:
-    """Runs one measurement in a process of its own."""
+    """Runs one measurement in a separate process."""
     root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     environment = {
@@ -88,7 +88,7 @@ def measure(what: str, corpus: Path, vocab: Path, threads: int, shard_tokens: in
 def compare(
     corpus: Path, size: int, vocab: Path, threads: int, rounds: int, say: Callable[[str], None] = lambda line: None
 ) -> list[dict]:
-    """Rounds in turn, medians, ratios: a row for each way of tokenising."""
+    """Measures in turn, in several rounds; returns a row with medians and ratios for each way of tokenising."""
 
     def rate(name: str) -> float:
         found = size / 1e6 / measure(name, corpus, vocab, threads)["seconds"]
@@ -145,7 +145,7 @@ def run(
     rounds: int,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[dict]]:
-    """Throughput and memory on a corpus repeated to ``mb`` megabytes; the built-in one where none is given."""
+    """Measures throughput and memory on a corpus, by default the built-in one, repeated to ``mb`` megabytes."""
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as scratch:
         directory = Path(scratch)
         if corpus is None or vocab is None:

@@ -1,4 +1,4 @@
-"""The gate: how far an answer is from the float64 truth, and whether that is still the same model."""
+"""The gate: how far a variant's results are from float64, and whether that is close enough to be the same model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def hidden_error(got: np.ndarray, true: np.ndarray, mask: np.ndarray) -> dict[st
     """Compares last hidden states (B, S, H) where the mask (B, S) is not zero.
 
     Returns:
-        ``relative``: of the worst token; ``max_abs``: of the worst element; ``cosine``: of the worst token. A shape
-        that differs, or a NaN, gives an infinite error.
+        ``relative``: the relative error of the worst token; ``max_abs``: the error of the worst element; ``cosine``:
+        that of the worst token. A different shape, or a NaN, gives an infinite error.
     """
     if got.shape != true.shape:
         return {"relative": float("inf"), "max_abs": float("inf"), "cosine": -1.0}

@@ -16,10 +16,10 @@ BEGIN, END = "<!-- fastbert bench report -->", "<!-- end of fastbert bench repor
 
 
 def write(rows: list[dict], directory: Path) -> tuple[Path, Path]:
-    """Writes ``directory/<gpu>/<date>.json`` with all rows and a table beside it.
+    """Writes ``directory/<gpu>/<date>.json`` with all rows, and a table beside it. Returns both paths.
 
     Raises:
-        InputError: no row says on which machine this was.
+        InputError: no row tells the machine.
     """
     places = [row for row in rows if row["name"].startswith("environment")]
     if not places:
@@ -34,7 +34,7 @@ def write(rows: list[dict], directory: Path) -> tuple[Path, Path]:
 
 
 def read(directory: Path) -> list[dict]:
-    """The newest document of every GPU. Raises InputError where there is none, DataError for one that is damaged."""
+    """The newest document of every GPU. Raises InputError if there is none, DataError for one that is damaged."""
     newest: dict[Path, Path] = {}
     for path in sorted(directory.glob("*/*.json")):
         if _DATE.fullmatch(path.stem):  # other benchmarks keep theirs beside them
@@ -53,7 +53,7 @@ def read(directory: Path) -> list[dict]:
 
 
 def render(document: dict) -> str:
-    """Markdown: training first, then inference, kernels and checks; every figure beside that of its best peer."""
+    """A document as Markdown: training, inference, kernels and checks, each figure beside that of its best peer."""
     where = document["environment"]
     dry = "**A rehearsal: the figures mean nothing.** " if where.get("dry run") else ""
     version = f"torch {where.get('torch')}, triton {where.get('triton')}"
@@ -93,7 +93,7 @@ _PARTS = {
 }
 
 
-# Kernels by what they are for; the first whose words a name holds.
+# Groups of kernels; a kernel belongs to the first group of which its name contains a word.
 _GROUPS = {
     "products": ("nvjet", "gemm", "cutlass", "cublas", "splitk"),
     "attention": ("_attention", "_bits_kernel"),
@@ -107,7 +107,7 @@ _GROUPS = {
 
 
 def _profiles(rows: list[dict]) -> list[str]:
-    """Milliseconds of each group of kernels in a step, and what the device waits between kernels."""
+    """The milliseconds of each group of kernels in a step, and the device's idle time between kernels."""
     sums: list[dict[str, float]] = []
     for row in rows:
         of_row = dict.fromkeys(_GROUPS, 0.0)
@@ -155,7 +155,7 @@ def _verdict(row: dict) -> str:
 
 
 def into(text: str, page: Path) -> None:
-    """Puts the tables between the two markers of a page. Raises InputError where the page has not got them."""
+    """Puts the tables between the two markers of a page. Raises InputError if the page does not have them."""
     content = page.read_text(encoding="utf-8")
     begin, end = content.find(BEGIN), content.find(END)
     if begin < 0 or end < begin:

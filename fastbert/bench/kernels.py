@@ -1,7 +1,8 @@
-"""Each op of `fastbert.ops` against torch, forward and backward, with its share of what the machine can do.
+"""Each op of `fastbert.ops` against torch, forward and backward, with its share of the machine's peak.
 
-The two are run in turn in this process. GB/s counts what an op must read and write once, GFLOP/s what it must compute,
-whatever the competitor does. An op that is further from float64 than the tolerance rule allows gets no figure.
+The two run in turn in this process. GB/s counts the bytes that an op must read and write once, GFLOP/s the arithmetic
+that it must do, whatever the competitor does. An op whose error against float64 exceeds the tolerance rule gets no
+figure.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class Case:
     """An op at a shape.
 
     Args:
-        op, shape: names.
-        kernel, eager, truth: ours, torch's and the reference's function of the leaves.
-        leaves: differentiable arguments, float32.
-        dout: gradient of the result.
-        num_bytes: that forward and backward must move, for 4 bytes a number.
-        flops: of matrix products, forward and backward; 0 where an op has none.
+        op, shape: their names.
+        kernel, eager, truth: our, torch's and the reference's function of the leaves.
+        leaves: the differentiable arguments, float32.
+        dout: the gradient of the result.
+        num_bytes: the bytes that forward and backward must move, with 4 bytes per element.
+        flops: those of matrix products, forward and backward; 0 if there are none.
         activations: which leaves are bfloat16 in a bf16 run.
     """
 
@@ -68,7 +69,7 @@ def gelu(shape: str) -> Case:
 
 
 def layer_norm(shape: str) -> Case:
-    """The end of a layer's branch, on (T, H)."""
+    """Bias, residual and LayerNorm at the end of a layer's branch, on (T, H)."""
     tokens, hidden, _ = LAYER_SHAPES[shape]
     leaves = [torch.randn(tokens, hidden), *(torch.randn(hidden) for _ in range(3)), torch.randn(tokens, hidden)]
 
@@ -192,7 +193,7 @@ def gradients(function: Callable, leaves: list[Tensor], dout: Tensor) -> list[Te
 
 
 def _excess(got: Tensor, true: Tensor, same: Tensor, factor: float) -> float:
-    """How many times what the tolerance rule allows the largest error is: factor x that of rounding + 1 ulp."""
+    """The largest error, divided by the largest that the tolerance rule allows: factor x that of rounding + 1 ulp."""
     if got.shape != true.shape or not got.isfinite().all():
         return float("inf")
     largest = true.abs().max().to(got.dtype)
@@ -202,7 +203,7 @@ def _excess(got: Tensor, true: Tensor, same: Tensor, factor: float) -> float:
 
 
 def check(case: Case, leaves: list[Tensor]) -> str | None:
-    """None, or in words why the kernel is wrong; the rule is that of the tests (2 x rounding, 3 x for gradients)."""
+    """None, or the reason why the kernel is wrong; by the tests' rule (2 x rounding, 3 x for gradients)."""
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     true = gradients(case.truth, doubles, case.dout.double())
     same = gradients(case.truth, leaves, case.dout)
@@ -216,10 +217,13 @@ def check(case: Case, leaves: list[Tensor]) -> str | None:
 
 
 def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: dict[str, float]) -> dict:
-    """A row of the table; without figures where the kernel is wrong or refuses.
+    """A row of the table; without figures if the kernel is wrong or refuses the case.
 
     Args:
-        peaks: GFLOP/s by "fp32" and "bf16", GB/s as "copy", of this machine.
+        case: the op and its shape.
+        dtype: that of the activations.
+        rounds: the number of rounds.
+        peaks: this machine's GFLOP/s, as "fp32" and "bf16", and GB/s, as "copy".
     """
     name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     leaves = [
@@ -230,7 +234,7 @@ def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: dict[str, float]
     figures = ("ours_ms", "torch_ms", "ratio", "gb_per_s", "of_copy", "gflops", "of_peak")
     try:
         wrong = check(case, leaves)
-    # An op may refuse a dtype; that is its row of the table.
+    # An op may refuse a dtype, which then is its row of the table.
     except Exception as error:
         wrong = f"failed: {type(error).__name__}: {error}"
     if wrong:
@@ -253,7 +257,7 @@ def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: dict[str, float]
 
 
 def run(rounds: int, threads: int, quick: bool, say: Callable[[str], None] = lambda line: None) -> list[dict]:
-    """All cases, a row each; quick takes the first shape of each op, in float32."""
+    """Measures all cases, a row each; ``quick`` only the first shape of each op, in float32."""
     from .. import _native
     from .peers.probe import Probe, peaks
 
@@ -269,6 +273,6 @@ def run(rounds: int, threads: int, quick: bool, say: Callable[[str], None] = lam
         for dtype in (torch.float32,) if quick else (torch.float32, torch.bfloat16):
             say(f"kernels: {case.op} {shape} {dtype}")
             rates = probe.rates() if probe else {}
-            # The probe's loops evict the operands from the caches; both sides start equally cold.
+            # The probe's loops evict the operands from the caches, so both sides start equally cold.
             rows.append(measure(case, dtype, rounds, peaks(rates) | {"copy": rates.get("copy", 0.0)}))
     return rows

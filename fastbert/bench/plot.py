@@ -11,16 +11,16 @@ _COLORS = {"fp32": "#8fb8e8", "bf16": "#0b57a4", "int8": "#4b2e83"}
 
 
 def plot(document: dict, path: Path) -> Path:
-    """Draws a panel per workload, a bar per variant with a figure: tokens per second, or milliseconds.
+    """Draws a panel per workload, with a bar per variant that has a figure: tokens per second, or milliseconds.
 
-    Bars of fastbert are framed. The file appears whole or not at all.
+    fastbert's bars are framed. The file is written atomically.
     """
     panels = [(session, workload) for session in document["sessions"] for workload in session["workloads"]]
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
     tallest = max(len(session["rows"]) // len(session["workloads"]) for session, _ in panels)
     figure = new_figure(figsize=(6.5 * columns, (0.22 * tallest + 1.1) * lines), layout="constrained")
-    from matplotlib.patches import Patch  # after the figure, which imports without a word
+    from matplotlib.patches import Patch  # after the figure, whose import suppresses messages
 
     axes = figure.subplots(lines, columns, squeeze=False).flat
     for axis, (session, workload) in zip(axes, panels, strict=False):

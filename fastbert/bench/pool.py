@@ -1,4 +1,4 @@
-"""Processes of variants: started, asked, stopped while others run, and described when they die."""
+"""The processes of variants: started, sent requests, stopped while others run, and described when they die."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def module_command(module: str) -> list[str]:
-    """Starts main() of a module of the package of this process, and not of one that happens to lie in the current
-    directory, as a checkout does."""
+    """The command that runs main() of a module of the package that this process uses, even if the current directory is
+    a checkout with another one."""
     return [sys.executable, "-c", f"import sys; sys.path[0] = {_ROOT!r}; from {module} import main; main()"]
 
 
 class VariantFailed(Exception):
-    """A variant answered with an error; it may go on with another workload."""
+    """A variant answered with an error; it can continue with another workload."""
 
 
 class WorkerDied(Exception):
-    """The process of a variant is gone: a crash, or we ended it because it did not answer."""
+    """The process of a variant crashed, or was ended because it did not answer."""
 
 
 def _describe_exit(status: int) -> str:
@@ -42,12 +42,12 @@ def _describe_exit(status: int) -> str:
 
 
 def worker_environment(threads: int, preload: str | None) -> dict[str, str]:
-    """The environment of a worker: so many threads; with a preloaded library, oneDNN's cap is ours no longer."""
+    """The environment of a worker: its number of threads; without our cap of oneDNN if a library is preloaded."""
     environment = dict(os.environ)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[variable] = str(threads)
     environment["TOKENIZERS_PARALLELISM"] = "false"
-    # No library of this list may ask the network for anything.
+    # None of these libraries may access the network.
     environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     paths = [_ROOT, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -59,12 +59,12 @@ def worker_environment(threads: int, preload: str | None) -> dict[str, str]:
 
 
 class Worker:
-    """One process. It is stopped (SIGSTOP) whenever it is not asked: threads that spin would cost the others time.
+    """One process. It is stopped (SIGSTOP) between requests, since spinning threads would slow down the others.
 
     Args:
-        threads: of every numerical library in it.
-        preload: value of LD_PRELOAD, or None.
-        log: file that its stderr is appended to.
+        threads: the number of threads of every numerical library in it.
+        preload: the value of LD_PRELOAD, or None.
+        log: the file to which its stderr is appended.
     """
 
     def __init__(self, threads: int, preload: str | None, log: Path) -> None:
@@ -83,7 +83,7 @@ class Worker:
 
         Raises:
             VariantFailed: it answered with an error.
-            WorkerDied: it crashed, or gave no answer in ``timeout`` seconds and was ended.
+            WorkerDied: it crashed, or did not answer within ``timeout`` seconds and was ended.
         """
         self._signal(signal.SIGCONT)
         try:
@@ -102,7 +102,7 @@ class Worker:
         return answer
 
     def _read_line(self, timeout: float) -> bytes:
-        """The next line of the answers; b"" when the process has closed them."""
+        """The next line of the answers; b"" if the process has closed its output."""
         stream = self.process.stdout
         while b"\n" not in self._pending:
             if not select.select([stream], [], [], timeout)[0]:
@@ -120,18 +120,18 @@ class Worker:
             self.process.send_signal(number)
 
     def close(self) -> None:
-        """Ends the process, also a stopped one."""
+        """Ends the process, even if it is stopped."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
-            # What was not written yet has no reader any more.
+            # Buffered requests have no reader any more.
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
 
 
 def available_mb() -> float:
-    """Memory that a new process may take without paging, in MB; infinity where the system does not say."""
+    """The memory that a new process can use without paging, in MB; infinity if the system does not tell."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

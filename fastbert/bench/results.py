@@ -1,4 +1,4 @@
-"""What a run found, as plain data: JSON rows, and the ratios of ours to the best peer."""
+"""The results of a run as plain data: JSON rows, and the ratios of fastbert to the best peer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _version(name: str) -> str | None:
 
 
 def header(command: str, threads: int, preload: str | None) -> dict:
-    """Where, when and with what a run was made."""
+    """The machine, the time and the versions of a run."""
     from .. import __version__, _native
 
     return {
@@ -67,7 +67,7 @@ def header(command: str, threads: int, preload: str | None) -> dict:
 
 
 def row_dict(row: Row, session: Session) -> dict:
-    """A row of the JSON; what a row without a figure has not is null."""
+    """A row of the JSON; figures that a row does not have are null."""
     variant, workload = row.variant, row.workload
     found = {
         "kind": session.plan.kind,
@@ -107,7 +107,7 @@ def row_dict(row: Row, session: Session) -> dict:
 
 
 def session_dict(session: Session) -> dict:
-    """A run over one model: its rows, and the machine's rates by workload (minimum, median, maximum of the rounds)."""
+    """A session as JSON: its rows, and the machine's rates by workload (minimum, median, maximum of the rounds)."""
     rates = {
         workload: {
             name: [
@@ -136,12 +136,12 @@ _TRANSFORMERS = ("sdpa", "eager")
 
 
 def ratios(sessions: list[dict]) -> list[dict]:
-    """Ours over the best peer per workload, by speed: above 1 ours is faster.
+    """The speed of fastbert divided by that of the best peer, per workload: above 1, fastbert is faster.
 
     Returns:
-        Rows of ``workload``, ``model`` and, each a dictionary of "ratio" and "peer" or None where a side has no figure:
-        ``fp32``: over the best fp32 peer; ``fp32_transformers``: over the faster transformers fp32;
-        ``bf16_transformers``: bf16 over the same; ``bf16``: over the best bf16 peer; ``int8``: over the best int8 one.
+        rows with ``workload``, ``model`` and the following, each a dictionary of "ratio" and "peer", or None if a side
+        has no figure. ``fp32``: to the best fp32 peer; ``fp32_transformers``: to the faster transformers in fp32;
+        ``bf16_transformers``: our bf16 to the same; ``bf16``: to the best bf16 peer; ``int8``: to the best int8 peer.
     """
     found = []
     for session in sessions:
@@ -174,7 +174,7 @@ def _ratio(mine: dict | None, others: list[dict]) -> dict | None:
 
 
 def write_document(document: dict, path: Path) -> None:
-    """Writes results as JSON, whole, or leaves what was there. Raises OSError."""
+    """Writes results as JSON, atomically. Raises OSError."""
     write_whole(path, json.dumps(document, indent=1, allow_nan=False, default=_plain) + "\n")
 
 
@@ -185,7 +185,7 @@ def _plain(value):
 
 
 def command_line() -> str:
-    """The command as typed, as far as Python knows it."""
+    """The command line, as far as Python knows it."""
     import shlex
 
     return shlex.join(["fastbert", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""The whole of `fastbert bench`: which sessions, in which order, and the files they leave."""
+"""All of `fastbert bench`: the sessions, their order, and the files that they write."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Request:
     """What is to be measured.
 
     Args:
-        kinds: of `KINDS`.
-        threads: of every variant.
-        model: of `models.NAMES`; None as `plans` has it.
-        only: workloads by name; empty for all, and then kernels and data too.
-        peers: of `variants.PEERS`; empty for all.
-        preload: a library; each bf16 and int8 peer runs a second time, with it.
-        quick: a few minutes in place of an hour.
-        rounds: turns of every variant on every workload.
-        corpus, vocab, mb: of data, as `data.run` takes them.
+        kinds: some of `KINDS`.
+        threads: the number of threads of every variant.
+        model: one of `models.NAMES`; None for those of `plans`.
+        only: the names of workloads; empty for all, and then for kernels and data too.
+        peers: some of `variants.PEERS`; empty for all.
+        preload: a library with which each bf16 and int8 peer runs a second time, or None.
+        quick: whether to take a few minutes instead of an hour.
+        rounds: the turns of every variant on every workload.
+        corpus, vocab, mb: the arguments of `data.run`.
     """
 
     kinds: Sequence[str]
@@ -45,13 +45,13 @@ class Request:
 def plans(
     kinds: Sequence[str], model: str | None, only: Sequence[str], quick: bool
 ) -> list[tuple[str, str, list[workloads.Workload]]]:
-    """(kind, model, workloads) of every session.
+    """The (kind, model, workloads) of every session.
 
-    Without a model: inference and training of base, and T1 of 4x256, where the vocabulary is most of the work; quick
-    takes mini in place of all.
+    The default models are base for inference and training, and 4x256 for T1, where the vocabulary is most of the work;
+    with ``quick``, only mini.
 
     Raises:
-        InputError: ``only`` names a workload that is none of these kinds'.
+        InputError: ``only`` names a workload that these kinds do not have.
     """
     of_kinds = {"inference": workloads.INFERENCE, "training": workloads.TRAINING}
     of_kinds = {kind: found for kind, found in of_kinds.items() if kind in kinds}
@@ -68,10 +68,10 @@ def plans(
 
 
 def run(request: Request, command: str, say: Callable[[str], None]) -> dict:
-    """Runs what is asked and returns the document that is written as JSON, ``command`` in it.
+    """Runs the benchmarks and returns the document to be written as JSON, which includes ``command``.
 
     Raises:
-        InputError: an unknown workload or peer, a library to preload that is not there, or nothing to run.
+        InputError: a workload or a peer is unknown, the library to preload does not exist, or there is nothing to run.
     """
     variants.check_peers(request.peers)
     if request.preload is not None and not Path(request.preload).is_file():

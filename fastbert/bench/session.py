@@ -1,7 +1,7 @@
-"""One interleaved run: every variant in a process of its own, each workload in rounds A-B-A-B over all of them.
+"""One interleaved run: every variant in its own process, each workload in rounds A-B-A-B over all variants.
 
-Order of a workload: the truth; every variant prepares, runs once and is held to the truth; then rounds, in each of
-which the machine's own rates are probed and every variant that is right takes its turn.
+The order of a workload: the truth is computed; every variant prepares, runs once and is compared with the truth; then
+there are rounds, in each of which the machine's own rates are measured and every correct variant takes its turn.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from .variants import TRUTH, Variant
 from .workloads import Workload
 
 _log = logging.getLogger("fastbert")
-_SPARE_MB = 700  # of Python and a library without a model
-_ROUND_SECONDS = 0.4  # what one turn should last at least
-_MOST_RUNS = 50  # of a turn
-# Some libraries emulate a dtype that the processor lacks: OpenVINO's bfloat16 took 80 s where its float32 took one.
-_SLOW_SECONDS, _SLOW_TIMES = 10.0, 20.0  # of one run, and how many times the fastest variant's so far
+_SPARE_MB = 700  # the memory of Python and a library without a model
+_ROUND_SECONDS = 0.4  # the least duration of a turn
+_MOST_RUNS = 50  # in a turn
+# Some libraries emulate a dtype that the processor lacks: OpenVINO's bfloat16 took 80 s where its float32 took 1 s. A
+# variant is left out if a run takes longer than this many seconds and this many times the fastest variant's so far.
+_SLOW_SECONDS, _SLOW_TIMES = 10.0, 20.0
 
 
 @dataclass
@@ -38,15 +39,15 @@ class SessionPlan:
 
     Args:
         kind: "inference" or "training".
-        model: a name of `models.NAMES`.
+        model: one of `models.NAMES`.
         workloads: in order.
         variants: in the order of their turns.
-        rounds: turns of each variant on each workload.
-        threads: of each variant.
-        timeout: seconds for one answer; compiling is one.
+        rounds: the turns of each variant on each workload.
+        threads: the number of threads of each variant.
+        timeout: the seconds for one answer, which may include compiling.
         config: sizes in place of the model's own.
-        truth: computes in float64 what is right.
-        probe: measure the machine itself in every round.
+        truth: the variant that computes the correct results in float64.
+        probe: whether to measure the machine itself in every round.
     """
 
     kind: str
@@ -63,14 +64,14 @@ class SessionPlan:
 
 @dataclass
 class Row:
-    """A variant on a workload.
+    """The result of a variant on a workload.
 
     Args:
         status: "ok", "wrong", "skipped", "failed" or "crashed"; only "ok" has times.
-        reason: of any other status, in words.
-        error: as `gate` returns it.
-        seconds: of every timed run.
-        rss_mb: the most memory of its process, weights included.
+        reason: the reason for any other status.
+        error: as returned by `gate`.
+        seconds: those of every timed run.
+        rss_mb: the peak memory of its process, weights included.
     """
 
     workload: Workload
@@ -84,11 +85,11 @@ class Row:
 
     @property
     def median(self) -> float:
-        """Seconds of the run in the middle."""
+        """The median of the runs' seconds."""
         return statistics.median(self.seconds)
 
     def fail(self, status: str, reason: str) -> None:
-        """No figure for this row, and why."""
+        """Removes the figures of this row and sets the reason."""
         self.status, self.reason, self.seconds = status, reason, []
 
 
@@ -96,18 +97,18 @@ class Session:
     """Runs a plan.
 
     Args:
-        plan: what.
-        say: called with a line about what is being done.
+        plan: the plan.
+        say: called with lines about the progress.
     """
 
     def __init__(self, plan: SessionPlan, say: Callable[[str], None] = lambda line: None) -> None:
         self.plan, self.say = plan, say
         self.rows: list[Row] = []
-        self.rates: dict[str, list[dict[str, float]]] = {}  # by workload, one a round
+        self.rates: dict[str, list[dict[str, float]]] = {}  # by workload, one per round
         self.trace: list[tuple[str, str]] = []  # (workload, variant) of every turn, in order
 
     def run(self) -> Session:
-        """Runs everything; nothing that a variant does ends the run."""
+        """Runs everything. A variant's failure does not end the run."""
         with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as scratch:
             self.scratch = Path(scratch)
             self.directory = self.scratch / "model"
@@ -155,7 +156,7 @@ class Session:
             worker.close()
 
     def _start(self, workers: dict[str, Worker], dead: dict[str, tuple[str, str]]) -> None:
-        """A process for the probe and for each variant, with the model converted and loaded."""
+        """Starts a process for the probe and for each variant, which converts and loads the model."""
         if self.plan.probe:
             self._load(Variant("probe", "probe", ".probe:Probe", "fp32"), workers, dead, needed_mb=0)
         weights_mb = sum(f.stat().st_size for f in self.directory.glob("*.safetensors")) / (1 << 20)
@@ -202,7 +203,7 @@ class Session:
             self._guarded(row, dead, lambda row=row, found=found: found.append(self._check(row, workers)))
             if row.status != "ok":
                 continue
-            if found[0] > max(_SLOW_SECONDS, _SLOW_TIMES * min(fastest, found[0])):  # perhaps it was compiled first
+            if found[0] > max(_SLOW_SECONDS, _SLOW_TIMES * min(fastest, found[0])):  # it may have included compiling
                 self._guarded(row, dead, lambda row=row, found=found: found.append(self._run_once(row, workers)))
                 if row.status != "ok":
                     continue
@@ -227,7 +228,7 @@ class Session:
         self.rows += rows
 
     def _guarded(self, row: Row, dead: dict, action: Callable[[], None]) -> None:
-        """Runs a step of a variant; its failure is its row's alone, its death that of its later rows too."""
+        """Runs a step of a variant. A failure only affects its row; if the process dies, its later rows fail too."""
         try:
             action()
         except VariantFailed as failure:
@@ -237,7 +238,7 @@ class Session:
             dead[row.variant.name] = "crashed", str(death)
 
     def _check(self, row: Row, workers: dict[str, Worker]) -> float:
-        """Prepares the batch, runs it once and compares; a wrong variant gets no turn. Returns that run's seconds."""
+        """Prepares the batch, runs it once and compares; a wrong variant gets no turns. Returns that run's seconds."""
         name, out, worker = row.workload.name, self.scratch / "answer.npz", workers[row.variant.name]
         worker.ask("prepare", self.plan.timeout, batch=str(self.batches[name]))
         start = time.monotonic()
@@ -255,7 +256,7 @@ class Session:
         return seconds
 
     def _turn_length(self, row: Row, workers: dict, dead: dict) -> int:
-        """Runs of a turn, from one untimed run: a turn lasts long enough to be timed, and no longer."""
+        """The number of runs in a turn, from one untimed run: a turn lasts just long enough to be timed."""
         found: list[float] = []
         self._guarded(row, dead, lambda: found.append(self._run_once(row, workers, warm=1)))
         seconds = found[0] if found else math.inf
@@ -268,7 +269,7 @@ class Session:
 
     def _turn(self, row: Row, workers: dict, times: int) -> None:
         self.trace.append((row.workload.name, row.variant.name))
-        # A short run finds caches full of the others' data; a user who repeats it does not.
+        # At the beginning of a turn the caches are full of the others' data, which matters for short runs.
         answer = workers[row.variant.name].ask("run", self.plan.timeout, times=times, warm=int(times > 1))
         row.seconds += answer["seconds"]
         row.losses += [loss for loss in answer["losses"] if loss is not None]

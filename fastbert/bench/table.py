@@ -1,4 +1,4 @@
-"""Results as tables for people."""
+"""Results as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _share(value: float | None) -> str:
 
 
 def _header_lines(header: dict) -> list[str]:
-    """The machine and how peers ran on it."""
+    """Lines about the machine and how peers ran on it."""
     machine = header["machine"]
     amx = "has AMX" if machine["amx"] else "has no AMX"
     if machine["amx_fault"]:
@@ -80,7 +80,7 @@ def workload_table(session: dict, workload: str) -> Table:
 
 
 def _rates_table(session: dict) -> Table | None:
-    """How fast the machine itself was in the rounds: copies and products."""
+    """The machine's own speed in the rounds: copies and products."""
     if not session["rates"]:
         return None
     table = Table("probe", title="The machine in the same rounds: min / median / max", title_justify="left")
@@ -106,7 +106,7 @@ _COLUMNS = {
 
 
 def ratios_table(ratios: list[dict]) -> Table:
-    """Ours over the best peer; the peer's name below the ratio."""
+    """The ratios of fastbert to the best peer, with the peer's name below."""
     table = Table(
         title="fastbert / peer, by speed (W3: by p50 latency); above 1 fastbert is faster", title_justify="left"
     )
@@ -120,7 +120,7 @@ def ratios_table(ratios: list[dict]) -> Table:
 
 
 def tables(document: dict) -> Iterator[Table]:
-    """Everything of a document, in its order."""
+    """All tables of a document, in its order."""
     for session in document.get("sessions", []):
         for workload in session["workloads"]:
             yield workload_table(session, workload)
@@ -135,7 +135,7 @@ def tables(document: dict) -> Iterator[Table]:
 
 
 def show(document: dict, console: Console) -> None:
-    """A document on a console."""
+    """Prints a document on a console."""
     for line in _header_lines(document):
         console.print(line, markup=False, highlight=False)
     for one in tables(document):
@@ -157,7 +157,7 @@ def markdown(document: dict) -> str:
 
 
 def rows_table(title: str, rows: list[dict]) -> Table:
-    """Rows of equal keys as they are."""
+    """A table of rows that have the same keys."""
     table = Table(title=title, title_justify="left")
     for key in rows[0]:
         table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")

@@ -1,4 +1,4 @@
-"""Measurements that take turns, so that a machine that slows down or warms up favours none of them."""
+"""Measurements that take turns, so that changes of the machine's speed favour none of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ Result = TypeVar("Result")
 
 
 def in_turn(measures: Mapping[str, Callable[[], Result]], rounds: int, warm: int = 0) -> dict[str, list[Result]]:
-    """What each measurement found in each round.
-
-    Every round takes all of them, one after the other; every other round in the opposite order.
+    """Runs all measurements in each round, one after the other; every other round in the opposite order.
 
     Args:
-        measures: by name, in the order of the first round.
-        warm: rounds before those that count.
+        measures: the measurements by name, in the order of the first round.
+        rounds: the number of rounds that count.
+        warm: the number of rounds before these.
+
+    Returns:
+        the result of each measurement in each round.
     """
     found: dict[str, list[Result]] = {name: [] for name in measures}
     for number in range(warm + rounds):
@@ -28,7 +30,7 @@ def in_turn(measures: Mapping[str, Callable[[], Result]], rounds: int, warm: int
 
 
 def seconds(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of a call."""
+    """The seconds that a call takes."""
     start = clock()
     function()
     return clock() - start
@@ -40,6 +42,6 @@ def timed_in_turn(
     warm: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """`in_turn` of the seconds that functions take."""
+    """`in_turn` for the seconds that functions take."""
     measures = {name: lambda function=function: seconds(function, clock) for name, function in functions.items()}
     return in_turn(measures, rounds, warm)

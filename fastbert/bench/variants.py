@@ -1,4 +1,4 @@
-"""Who is measured: every library in every dtype it offers, as a table."""
+"""The table of variants: every library in every dtype that it offers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Variant:
     """A library in one dtype.
 
     Args:
-        name: unique among those of a kind, as in the tables.
-        peer: what ``--peers`` calls it.
+        name: as in the tables; unique among those of a kind.
+        peer: its name for ``--peers``.
         adapter: "module:Class", see `peers.load`.
-        dtype: "fp32", "bf16" or "int8": whose error limit and peak hold.
-        needs: modules that must be installed.
-        ours: it is fastbert.
-        slow_start: its first run takes minutes, so ``--quick`` leaves it out.
-        memory: times the weights' float32 bytes that its process needs, roughly.
-        preload: the library that LD_PRELOAD names for it, or None.
-        missing: why it cannot run, known beforehand, or None.
+        dtype: "fp32", "bf16" or "int8", which decides the error limit and the peak.
+        needs: the modules that must be installed.
+        ours: whether it is fastbert.
+        slow_start: whether its first run takes minutes, so that ``--quick`` leaves it out.
+        memory: roughly the memory of its process, as a multiple of the weights' float32 bytes.
+        preload: the value of LD_PRELOAD, or None.
+        missing: the reason why it cannot run, if known beforehand, or None.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Variant:
 
     @property
     def converts(self) -> bool:
-        """Whether the library reads a form of the model that has to be made of it first."""
+        """Whether the library needs the model in another format, to which it must be converted first."""
         return self.peer in ("onnxruntime", "openvino", "ctranslate2")
 
 
@@ -88,14 +88,14 @@ PEERS = ("reference", "eager", "sdpa", "compile", "onnxruntime", "openvino", "ct
 
 
 def check_peers(peers: Iterable[str]) -> None:
-    """Raises InputError where a name is no peer's."""
+    """Raises InputError for a name that is not a peer's."""
     for name in peers:
         if name not in PEERS:
             raise InputError(f"--peers must be of {', '.join(PEERS)}; got {name!r}")
 
 
 def why_missing(variant: Variant) -> str | None:
-    """None, or why a variant cannot run here."""
+    """None, or the reason why a variant cannot run here."""
     for module in variant.needs:
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed (pip install 'fastbert[bench]')"
@@ -108,12 +108,13 @@ def why_missing(variant: Variant) -> str | None:
 
 
 def choose(kind: str, peers: tuple[str, ...], quick: bool, preload: str | None) -> list[Variant]:
-    """The variants of a run: ours, then the peers; those that cannot run say why.
+    """The variants of a run: fastbert's, then the peers', with ``missing`` set for those that cannot run.
 
     Args:
-        peers: as in `PEERS`; empty for all.
-        quick: leave out what takes minutes to start.
-        preload: a library; each bf16 and int8 variant of a peer then comes a second time, with it.
+        kind: "inference" or "training".
+        peers: some of `PEERS`; empty for all.
+        quick: whether to leave out variants that take minutes to start.
+        preload: a library, with which each bf16 and int8 variant of a peer is listed a second time, or None.
     """
     chosen = []
     for variant in INFERENCE if kind == "inference" else TRAINING:

@@ -1,13 +1,13 @@
-"""The process of one variant: reads one request a line from stdin, answers one line; `pool.Worker` is its other end.
+"""The process of one variant: reads requests from stdin and writes answers, one per line, for `pool.Worker`.
 
     {"do": "convert" | "load", "adapter": ..., "directory": ..., "dtype": ..., "threads": n}
     {"do": "prepare", "batch": FILE.npz}         gives the adapter a batch
-    {"do": "answer", "out": FILE.npz}            what is compared with the truth
+    {"do": "answer", "out": FILE.npz}            writes what is compared with the truth
     {"do": "run", "times": n, "warm": k}         k untimed runs, then seconds (and losses) of n
-    {"do": "rates"}                              of the probe
-    {"do": "peak"}                               the most memory since the model was loaded, in MB
+    {"do": "rates"}                              the rates of the probe
+    {"do": "peak"}                               the peak memory since the model was loaded, in MB
 
-Answers are {"ok": true, ...} or {"ok": false, "error": "..."}. Libraries print what they like: their stdout is stderr.
+Answers are {"ok": true, ...} or {"ok": false, "error": "..."}. What libraries print on stdout goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import peers
 
 
 def _forget_peak() -> None:
-    """Starts the system's count of the peak anew, where it can: loading may need more memory than running."""
+    """Resets the system's peak of this process if possible, since loading may need more memory than running."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -34,7 +34,7 @@ def _forget_peak() -> None:
 
 
 def peak_mb() -> float:
-    """The most resident memory that this process had since `_forget_peak`, in MB."""
+    """The peak resident memory of this process since `_forget_peak`, in MB."""
     try:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
@@ -54,12 +54,12 @@ class Server:
         self.adapter = None
 
     def convert(self, adapter: str, directory: str, dtype: str, threads: int) -> dict:
-        """Makes the library's form of the model in the directory."""
+        """Converts the model in the directory to the library's format."""
         peers.load(adapter).convert(Path(directory), dtype)
         return {}
 
     def load(self, adapter: str, directory: str, dtype: str, threads: int) -> dict:
-        """Loads the model by an adapter, and begins to count memory."""
+        """Loads the model by an adapter, and resets the peak of memory."""
         self.adapter = peers.load(adapter)(Path(directory), dtype, threads)
         _forget_peak()
         return {}
@@ -71,12 +71,12 @@ class Server:
         return {}
 
     def answer(self, out: str) -> dict:
-        """Writes what the adapter computes of its batch to an .npz file."""
+        """Writes the adapter's results for its batch to an .npz file."""
         np.savez(out, **self.adapter.answer())
         return {}
 
     def run(self, times: int, warm: int = 0) -> dict:
-        """Times ``times`` steps after ``warm`` that do not count: seconds, and losses of a training."""
+        """Times ``times`` steps, after ``warm`` steps that do not count: their seconds and, in training, losses."""
         for _ in range(warm):
             self.adapter.step()
         seconds, losses = [], []
@@ -88,11 +88,11 @@ class Server:
         return {"seconds": seconds, "losses": losses}
 
     def rates(self) -> dict:
-        """The rates of the processor's arithmetic, of the adapter that measures them."""
+        """The processor's rates, from the adapter that measures them."""
         return {"rates": self.adapter.rates()}
 
     def peak(self) -> dict:
-        """The most memory since `load`, in MB."""
+        """The peak memory since `load`, in MB."""
         return {"mb": peak_mb()}
 
 
@@ -101,9 +101,9 @@ _REQUESTS = ("convert", "load", "prepare", "answer", "run", "rates", "peak")
 
 def main() -> None:
     """Answers requests, a JSON object a line, until standard input ends."""
-    # Between requests it is stopped, and would stay so, with all its memory, where the parent was killed.
+    # Between requests it is stopped, and would stay so, keeping its memory, if the parent was killed.
     killed_with_the_parent()
-    # The answers' own way out; whatever a library prints, also from C, goes to stderr.
+    # A separate descriptor for the answers; whatever a library prints, also from C, goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     server = Server()
@@ -114,7 +114,7 @@ def main() -> None:
             raise ValueError(f"request must be one of {', '.join(_REQUESTS)}, got {what!r}")
         try:
             answer = {"ok": True, **getattr(server, what)(**request)}
-        # Whatever a library may raise is its row of the table, not the end of the run.
+        # Any exception of a library becomes its row of the table and does not end the run.
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             answer = {"ok": False, "error": f"{type(error).__name__}: {lines[0][:300]}"}

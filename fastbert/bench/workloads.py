@@ -1,6 +1,6 @@
-"""The workloads: how many sequences of which lengths, and the batches made of them. No torch here.
+"""The workloads: the numbers and lengths of sequences, and the batches made of them. Does not import torch.
 
-W1..W4 are inference, T1 and T2 training. Letters: B sequences, S columns of the padded batch; tokens are real ones.
+W1..W4 are inference, T1 and T2 training. Letters: B sequences, S columns of the padded batch; only real tokens count.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_FIRST_WORD = 1000  # of BERT's vocabulary; below are special and unused tokens
+_FIRST_WORD = 1000  # in BERT's vocabulary; the ids below are special and unused tokens
 _CLS, _SEP, _MASK = 101, 102, 103
 
 
@@ -19,10 +19,10 @@ class Workload:
 
     Args:
         name: as on the command line.
-        title: what it is, for people.
+        title: a description.
         kind: "inference" or "training".
-        lengths: tokens of each sequence.
-        latency: judged by its time, not by its tokens per second.
+        lengths: the number of tokens of each sequence.
+        latency: whether it is judged by its time, and not by tokens per second.
     """
 
     name: str
@@ -33,19 +33,19 @@ class Workload:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are no pads: what every speed counts."""
+        """The number of tokens without pads, which every speed counts."""
         return sum(self.lengths)
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of the padded batch."""
+        """The number of tokens of the padded batch."""
         return len(self.lengths) * max(self.lengths)
 
 
 def lognormal_lengths(count: int, median: float, sigma: float, least: int, most: int) -> tuple[int, ...]:
     """Lengths at the quantiles (i + 1/2) / count of a log-normal distribution, clipped, in a fixed mixed order.
 
-    Quantiles in place of draws: the batch has the distribution's shape, and there is no seed to choose.
+    With quantiles instead of draws, the batch has the shape of the distribution, and there is no seed to choose.
     """
     from statistics import NormalDist
 
@@ -73,12 +73,12 @@ TRAINING = (
 
 
 def num_predicted(lengths) -> int:
-    """Masked tokens of a training batch: 15 % of each sequence, at least one."""
+    """The number of masked tokens of a training batch: 15 % of each sequence, at least one."""
     return sum(max(1, round(0.15 * length)) for length in lengths)
 
 
 def make_batch(workload: Workload, vocab_size: int) -> dict[str, np.ndarray]:
-    """A padded batch as every library takes it.
+    """A padded batch, in the form that every library takes.
 
     Returns:
         ``input_ids``, ``attention_mask``, ``token_type_ids`` (B, S) int64; for training also ``labels`` (B, S) int64,
@@ -109,14 +109,14 @@ def make_batch(workload: Workload, vocab_size: int) -> dict[str, np.ndarray]:
 
 
 def forward_flops(config, workload: Workload) -> float:
-    """Matrix products' arithmetic of one forward pass over the real tokens: L (8 h^2 s + 4 h f s + 4 h s^2)."""
+    """The FLOPs of the matrix products in a forward pass over the real tokens: L (8 h^2 s + 4 h f s + 4 h s^2)."""
     h, f = config.hidden_size, config.intermediate_size
     squares = sum(length * length for length in workload.lengths)
     return config.num_hidden_layers * ((8.0 * h * h + 4.0 * h * f) * workload.num_tokens + 4.0 * h * squares)
 
 
 def flops(config, workload: Workload) -> float:
-    """Model arithmetic of one run; a training step is three times the forward pass with its predicted tokens."""
+    """The model FLOPs of one run; a training step has three times those of the forward pass with its predictions."""
     forward = forward_flops(config, workload)
     if workload.kind == "inference":
         return forward

@@ -1,4 +1,4 @@
-"""One file a library: how it loads the model and runs a batch. `Adapter` is what such a file holds."""
+"""One file per library, with `Adapter` classes that load the model and run a batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Adapter(abc.ABC):
     """A library with the model loaded, inside a worker process.
 
     Args:
-        directory: a Hugging Face directory; what `convert` made is there too.
+        directory: a Hugging Face directory, in which `convert` has written its files.
         dtype: "fp32", "bf16", "int8", or "fp64" for the truth.
-        threads: to compute with.
+        threads: the number of threads.
     """
 
     def __init__(self, directory: Path, dtype: str, threads: int) -> None:
@@ -22,19 +22,19 @@ class Adapter(abc.ABC):
 
     @classmethod  # noqa: B027  (not abstract: most libraries need none)
     def convert(cls, directory: Path, dtype: str) -> None:
-        """Writes the model in the library's own form below ``directory``; runs in a process that ends after it."""
+        """Writes the model in the library's own format below ``directory``; runs in a process that then ends."""
 
     @abc.abstractmethod
     def prepare(self, batch: dict[str, np.ndarray]) -> None:
-        """Takes a batch in the library's own form, so that `step` does not convert."""
+        """Converts a batch to the library's own form, so that `step` need not."""
 
     @abc.abstractmethod
     def answer(self) -> dict[str, np.ndarray]:
-        """What is compared with the truth: ``hidden`` (B, S, H), or ``loss`` and gradients by parameter name."""
+        """The results to compare with the truth: ``hidden`` (B, S, H), or ``loss`` and gradients by parameter name."""
 
     @abc.abstractmethod
     def step(self) -> float | None:
-        """One run: a forward pass, or a training step, whose loss is returned."""
+        """Makes one run: a forward pass, or a training step, whose loss is returned."""
 
 
 def load(path: str) -> type[Adapter]:

@@ -1,4 +1,4 @@
-"""CTranslate2's encoder, which leaves pads out by itself; it takes lists of ids."""
+"""CTranslate2's encoder, which takes lists of ids and does not compute pads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fastbert itself: its backends, its int8 model, its training step."""
+"""Adapters of fastbert itself: its backends, its int8 model, its training step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16,
 
 
 class Inference(Adapter):
-    """`BertModel` on a padded batch with its mask, as a user of transformers would call it."""
+    """`BertModel` on a padded batch with a mask, as a user of transformers would call it."""
 
     backend = "cpu"
 
     def __init__(self, directory: Path, dtype: str, threads: int) -> None:
         super().__init__(directory, dtype, threads)
         torch.set_num_threads(threads)
-        # The benchmark's process lives long and infers only; the library leaves glibc's settings to its user.
+        # Suitable for a long-lived process of inference; the library itself does not change glibc's settings.
         self.model = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False).to(_DTYPES[dtype]).eval()
         if dtype == "int8":
             self.model = fastbert.quantize(self.model)
@@ -124,18 +124,19 @@ _COMPARED = (
 
 
 def rate(hidden_size: int) -> float:
-    """A learning rate at which the loss on one batch falls within a few steps, for every library the same.
+    """A learning rate at which the loss on one batch falls within a few steps; the same for all libraries.
 
-    A wide model moves further by the same step of each of its weights. There is no warm-up here, and BERT's AdamW,
-    which has no bias correction, takes the first steps three times as large: 1e-4 was too much for 768 units.
+    The output of a wide model changes more if each of its weights changes by the same amount. There is no warm-up here,
+    and the first steps of BERT's AdamW, which has no bias correction, are three times as large: 1e-4 was too much for
+    768 units.
     """
     return 2e-5 * 768 / hidden_size
 
 
 def restore(model: torch.nn.Module, directory: Path) -> None:
-    """Puts the directory's weights back into a BertForPreTraining by anybody, whose steps on a batch have moved them.
+    """Restores the directory's weights in a BertForPreTraining of any library, after training steps have changed them.
 
-    One tensor after another: a second set of weights would count as the library's own memory.
+    One tensor after another: a second set of weights would be counted as the library's memory.
     """
     from safetensors import safe_open
 
@@ -148,7 +149,7 @@ def restore(model: torch.nn.Module, directory: Path) -> None:
 
 
 def taken(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, np.ndarray]:
-    """The loss and the compared gradients of a BertForPreTraining by anybody; gradients are cleared."""
+    """The loss and the compared gradients of a BertForPreTraining of any library; clears all gradients."""
     parameters = dict(model.named_parameters())
     last = model.config.num_hidden_layers - 1
     names = [name.format(last=last) for name in _COMPARED]

@@ -13,7 +13,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def export(directory: Path, path: Path) -> None:
-    """Writes transformers' BertModel as an ONNX graph with free batch and sequence sizes."""
+    """Writes transformers' BertModel as an ONNX graph with dynamic batch and sequence sizes."""
     import torch
     from transformers import BertModel
 
@@ -31,7 +31,7 @@ def export(directory: Path, path: Path) -> None:
     sizes = {0: "batch", 1: "sequence"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # The exporter by tracing: its graphs are the ones that ONNX Runtime's fusions know.
+        # The tracing exporter, whose graphs ONNX Runtime's fusions recognise.
         torch.onnx.export(
             Hidden(),
             (ids, ids, ids),
@@ -69,7 +69,7 @@ class Inference(Adapter):
                 str(fused),
                 per_channel=True,
                 weight_type=QuantType.QInt8,
-                # The fused operators are unknown to ONNX's own type inference.
+                # ONNX's type inference does not know the fused operators.
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
             )
 
@@ -86,7 +86,7 @@ class Inference(Adapter):
         )
 
     def prepare(self, batch: dict[str, np.ndarray]) -> None:
-        # The optimiser makes int32 inputs of some.
+        # The optimiser changes some inputs to int32.
         wanted = {entry.name: np.int32 if "int32" in entry.type else np.int64 for entry in self.session.get_inputs()}
         self.inputs = {name: batch[name].astype(dtype) for name, dtype in wanted.items()}
 

@@ -27,7 +27,7 @@ def convert(directory: Path):
 
 
 def _calibration(vocab_size: int) -> list[dict[str, np.ndarray]]:
-    """Batches of other ids than the measured ones."""
+    """Batches for the calibration, with other ids than the measured ones."""
     rng = np.random.default_rng(99)
     shape = (4, 64)
     ones, zeros = np.ones(shape, np.int64), np.zeros(shape, np.int64)

@@ -1,4 +1,4 @@
-"""Not a model: what the machine itself can do at this moment, by the loops of csrc/cpu/probe.cpp."""
+"""Not a model: measures the machine's own speed at this moment, by the loops of csrc/cpu/probe.cpp."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from ... import _native
 
-_COPY_BYTES = 1 << 27  # larger than caches are
-# The loops of the first are among those of the second.
+_COPY_BYTES = 1 << 27  # larger than caches
+# Level -> another one whose loops include all of its own.
 SAME_LOOPS = {
     "scalar": "neon_dot",
     "avx2": "avx2_vnni",
@@ -54,10 +54,10 @@ class Probe:
 
 
 def peaks(rates: dict[str, float]) -> dict[str, float]:
-    """The machine's peak per dtype: the best loop of any level; a dtype without instructions of its own has fp32's."""
+    """The machine's peak per dtype: the best loop of any level; fp32's for a dtype without instructions."""
     best = {
         dtype: max((rate for name, rate in rates.items() if name.split()[0] == dtype), default=0.0)
         for dtype in ("fp32", "bf16", "int8")
     }
-    # A library may widen bfloat16 to float32 where that is faster.
+    # A library may convert bfloat16 to float32 if that is faster.
     return {dtype: max(rate, best["fp32"]) for dtype, rate in best.items()}

@@ -16,7 +16,7 @@ def _load(cls, directory: Path, attention: str, **options) -> torch.nn.Module:
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
-    """As people who use transformers have it: neither biases nor LayerNorms decay."""
+    """The usual groups with transformers: neither biases nor LayerNorms decay."""
     exempt = {n: n.endswith("bias") or "LayerNorm" in n for n, _ in model.named_parameters()}
     plain, others = ([p for n, p in model.named_parameters() if exempt[n] is of] for of in (False, True))
     return [{"params": plain, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -106,7 +106,7 @@ class CompiledTraining(Training):
 
 
 def _compile(model: torch.nn.Module):
-    """Compiled for each batch's own shape, which is the fastest that torch.compile offers."""
+    """Compiled for each batch's shape, which is the fastest that torch.compile offers."""
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = 64
