@@ -1,1 +1,2 @@
-"""The paper's studies as commands: pre-trains the rows of a table, tries them on tasks, reports beside the paper."""
+"""The paper's studies as commands: pre-trains the rows of a table, fine-tunes them on tasks, and reports the results
+beside the paper's."""

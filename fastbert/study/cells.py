@@ -1,4 +1,4 @@
-"""One cell of a table: a pre-trained model fine-tuned on a task with one seed; a JSON file in the cache."""
+"""A cell of a table: a pre-trained model, fine-tuned on a task with one seed; a JSON file in the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .pretrained import Wanted
 
 
 def _are_rows(value: object) -> bool:
-    """How many there are to train and to evaluate on."""
+    """Whether a value is a pair of counts: the rows to train on and to evaluate on."""
     return isinstance(value, list) and len(value) == 2 and all(map(keys.is_count, value))
 
 
@@ -29,21 +29,21 @@ def _is_guess(value: object) -> bool:
 
 
 _HOLDS = {"guess": _is_guess, "rows": _are_rows, "tokens": keys.is_finite}
-# Fields of a task that a cell's key leaves out: they change no figure, or the key has what they stand for.
+# Fields of a task that are not in a cell's key: they change no figure, or the key has what they refer to.
 _NOT_IN_KEY = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A fine-tuning of a study, which is computed once and found in the cache afterwards.
+    """A fine-tuning of a study, which is computed once and then found in the cache.
 
     Args:
-        row, seed: of the study.
-        task: the column as this row has it.
-        model, step: what is fine-tuned.
-        train, dev: files; dev None where a share of train is held out.
-        key: the hash of what determines the figures.
-        cache: where they are kept.
+        row, seed: the row and the seed of the study.
+        task: the column, with this row's changes.
+        model, step: the model to fine-tune, after this step of its pre-training.
+        train, dev: the files; dev is None if a share of train is held out.
+        key: the hash of everything that determines the figures.
+        cache: the cache directory.
     """
 
     row: str
@@ -58,18 +58,18 @@ class Cell:
 
     @property
     def metric(self) -> str:
-        """The one in the table."""
+        """The metric in the table."""
         from ..tasks import registry
 
         return self.task.metric or registry.get(self.task.task).metrics[0]
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """The file of the result."""
         return self.cache / "cells" / f"{self.key}.json"
 
     def result(self) -> dict | None:
-        """Its figures, if it is done."""
+        """The result, or None if it is not computed yet."""
         from ..tasks import registry
 
         metrics = dict.fromkeys(registry.get(self.task.task).metrics, keys.is_finite)
@@ -77,7 +77,7 @@ class Cell:
 
 
 def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:
-    """The cell of a row and a column. Raises InputError where a file is missing."""
+    """The cell of a row and a column. Raises InputError if a file is missing."""
     task = study.task_of(row, column)
     train, dev = study.file(task.train), None if task.dev is None else study.file(task.dev)
     determines = {name: value for name, value in dataclasses.asdict(task).items() if name not in _NOT_IN_KEY}
@@ -89,7 +89,7 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
         **keys.arithmetic(),
     }
     if dev is None:
-        determines["held out"] = "sources"  # results from when rows were drawn one by one are of other rows
+        determines["held out"] = "sources"  # earlier versions held out single rows, and so other ones
     return Cell(row.name, seed, task, model, step, train, dev, keys.digest(determines), cache)
 
 
@@ -98,7 +98,7 @@ def rows_of(cell: Cell) -> tuple:
 
     Raises:
         DataError: a file is damaged.
-        InputError: the task has no such metric, or there is none of that name.
+        InputError: the task has no such metric, or there is no such task.
     """
     from ..tasks import registry
     from ..tasks.batching import evenly, hold_out
@@ -147,9 +147,9 @@ def _read(name: str, train: Path, dev: Path | None) -> tuple[list, list | None]:
 
 
 def compute(cell: Cell) -> dict:
-    """Fine-tunes and returns the figures; they are in the cache then."""
+    """Fine-tunes, unless that was done before, puts the result into the cache and returns it."""
     cell.path.parent.mkdir(parents=True, exist_ok=True)
-    with locks.held(cell.path):  # another study may be at the same one
+    with locks.held(cell.path):  # another study may be computing the same cell
         found = cell.result()
         if found is None:
             found = _compute(cell)
@@ -171,7 +171,7 @@ def _compute(cell: Cell) -> dict:
     task, train, dev = rows_of(cell)
     config = spec.config(cell.seed)
     task.configure(config)
-    torch.manual_seed(cell.seed)  # the new head
+    torch.manual_seed(cell.seed)  # for the new head
     with warnings_held(), _folder(cell) as folder:
         if spec.features is not None:
             task.features, task.feature_units = spec.features, spec.feature_units
@@ -198,7 +198,7 @@ def _compute(cell: Cell) -> dict:
 
 @contextlib.contextmanager
 def _folder(cell: Cell) -> Iterator[Path]:
-    """An empty directory for what is in the way afterwards; one that a killed process left goes too."""
+    """An empty directory for temporary files; removes one that a killed process left."""
     folder = cell.path.with_suffix(".unfinished")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -209,7 +209,7 @@ def _folder(cell: Cell) -> Iterator[Path]:
 
 
 def _set_dropout(model, p: float) -> None:
-    """Dropout of every part of a model that was pre-trained with another; layers read it when they run."""
+    """Sets the dropout rate in all parts of a model; layers read it when they run."""
     from ..models import registry
 
     kind = registry.of_type(model.config.model_type, registry.ARCHITECTURES)

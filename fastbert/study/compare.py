@@ -1,4 +1,4 @@
-"""Figures of a study: means and spreads over seeds, and where the order of rows is not the paper's."""
+"""Figures of a study: means and standard deviations over seeds, and whether rows are in the paper's order."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CLEAR_MARGIN = 0.3
-"""Nats under the unigram entropy from which a pre-training counts as begun: about what the commonest pairs of words
-give, which a model learns first."""
+"""The nats below the unigram entropy from which a pre-training counts as begun: about the gain from the most frequent
+pairs of words, which a model learns first."""
 CLEAR = 2.0
-"""Standard errors from which a difference counts as one."""
+"""The number of standard errors from which a difference counts as one."""
 _NOISE = 1e-9
-"""What means may differ by that are equal but for the last bits of their sums."""
+"""Means that differ by less are equal, except for rounding of their sums."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One cell over its seeds.
+    """A cell of the table over all seeds.
 
     Args:
-        values: one a seed.
-        paper: the paper's figure; None where it has none.
-        guess: what knowing nothing reaches; None where the task has no such thing.
+        values: one per seed.
+        paper: the paper's figure, or None.
+        guess: the figure of one constant answer; None if the task has no such baseline.
     """
 
     values: tuple[float, ...]
@@ -32,7 +32,7 @@ class Figure:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """The mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
@@ -51,9 +51,9 @@ class Pair:
     """Two rows in one column.
 
     Args:
-        first, second: rows; the paper's figure of the first is the better or the worse one.
-        ours, paper: the first's figure less the second's.
-        error: the standard error of ours, from both spreads; None for one seed.
+        first, second: the rows; either may have the paper's better figure.
+        ours, paper: the first's figure minus the second's.
+        error: the standard error of ours, from both standard deviations; None for one seed.
     """
 
     column: str
@@ -65,7 +65,7 @@ class Pair:
 
     @property
     def errors(self) -> float | None:
-        """Our difference in units of its standard error."""
+        """Our difference in units of its standard error; None for one seed."""
         if self.error is None:
             return None
         return self.ours / self.error if self.error else math.copysign(math.inf, self.ours) if self.ours else 0.0
@@ -78,11 +78,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class ModelUse:
-    """Where a row's figure in a column comes from.
+    """How a row's model is used for a column.
 
     Args:
-        pretrained: what names its pre-training.
-        frozen: the pre-trained model is left as it is, and a new one learns from its features.
+        pretrained: a name of its pre-training.
+        frozen: whether the pre-trained model is not changed, and a new model learns from its features.
     """
 
     pretrained: str
@@ -93,7 +93,7 @@ class ModelUse:
 
 
 def pairs(column: str, figures: dict[str, Figure]) -> list[Pair]:
-    """All pairs of rows whose order in a column the paper knows."""
+    """All pairs of rows whose order in a column is known from the paper."""
     known = [row for row, figure in figures.items() if figure.paper is not None]
     found = []
     for number, first in enumerate(known):
@@ -115,13 +115,14 @@ def _pair(column: str, figures: dict[str, Figure], first: str, second: str, pape
 def reason(
     pair: Pair, figures: dict[str, Figure], margins: dict[str, float], uses: Mapping[str, ModelUse] | None = None
 ) -> str:
-    """The likely reason why two rows are not in the paper's order: the first of these checks that holds.
+    """The likely reason why two rows are not in the paper's order: the first of several checks that explains it.
 
     Args:
-        figures: of the column, by row.
-        margins: by row, the fewest nats that a seed's pre-training came under the unigram entropy; a row that predicts
-            no words has none.
-        uses: by row; None where all rows are used alike.
+        pair: the two rows.
+        figures: those of the column, by row.
+        margins: by row, the smallest number of nats that a seed's pre-training ended below the unigram entropy; rows
+            that do not predict words are missing.
+        uses: by row; None if the models of all rows are used in the same way.
     """
     both = (pair.first, pair.second)
     if all(_only_guesses(figures[row]) for row in both):
@@ -154,8 +155,9 @@ def reason(
 
 
 def _used_apart(pair: Pair, figures: dict[str, Figure], uses: Mapping[str, ModelUse]) -> str | None:
-    """Whether one of two models is fine-tuned and the other frozen, and what a row says that has them used alike; None
-    where they are, or where that is the very question."""
+    """A sentence if one of two models is fine-tuned and the other is frozen, with the figure of a row that has both
+    used in the same way. None if they are used in the same way, or if they are the same model, so that this is what the
+    study compares."""
     first, second = uses.get(pair.first), uses.get(pair.second)
     if first is None or second is None or first.frozen == second.frozen or first.pretrained == second.pretrained:
         return None
@@ -184,7 +186,7 @@ def _beside_entropy(margin: float) -> str:
 
 
 def shown(errors: float, sign: str = "") -> str:
-    """Standard errors with one digit after the point; 1.98 of them are not "2.0", which would count as a difference."""
+    """A number of standard errors with one decimal; 1.98 is not shown as "2.0", which would count as a difference."""
     if abs(errors) < CLEAR <= round(abs(errors), 1):
         errors = math.copysign(CLEAR - 0.1, errors)
     return f"{errors:{sign}.1f}"
@@ -197,7 +199,7 @@ def _only_guesses(figure: Figure) -> bool:
 
 
 def summary(found: Sequence[Pair]) -> str:
-    """How many pairs are in the paper's order, in a sentence."""
+    """A sentence that tells how many pairs are in the paper's order."""
     if not found:
         return "The paper gives no order of these rows to compare with."
     same = [pair for pair in found if pair.agrees]

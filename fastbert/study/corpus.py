@@ -23,8 +23,8 @@ _log = logging.getLogger("fastbert")
 
 
 def prepared(study: Study, cache: Path) -> Path:
-    """The data directory of a study's corpus, vocabulary and held-out share; made where it is not there yet, or where
-    a file of it is missing or cut off, which is told."""
+    """The data directory for a study's corpus, vocabulary and held-out share. It is made if it does not exist or, with
+    a warning, if a file in it is missing or truncated."""
     source = {"builtin": _builtin_digest()} if study.corpus == (BUILTIN,) else _files(study.corpus)
     how = {"vocab_size": study.vocab_size, "lowercase": study.lowercase, "heldout": study.heldout, "maths": keys.MATHS}
     out = cache / "data" / keys.digest({**how, **source})
@@ -45,7 +45,7 @@ def prepared(study: Study, cache: Path) -> Path:
 
 
 def _damage(out: Path) -> DataError | None:
-    """What is wrong with a data directory, as far as that is seen without reading its shards."""
+    """What is wrong with a data directory, as far as can be seen without reading its shards; None if nothing is."""
     try:
         for split in ("train", "heldout"):
             ShardSet.open(out, split)
@@ -55,7 +55,7 @@ def _damage(out: Path) -> DataError | None:
 
 
 def verify(shards: ShardSet) -> None:
-    """Raises DataError, with the way out, for data of a cache that are not those that were prepared."""
+    """Raises DataError, with advice, if data in the cache are not as they were prepared."""
     try:
         shards.verify()
     except DataError as error:
@@ -63,11 +63,11 @@ def verify(shards: ShardSet) -> None:
 
 
 def unigram_loss(data: Path) -> float:
-    """Nats a held-out token of the model that has counted the training text's tokens and knows nothing else.
+    """The loss, in nats per held-out token, of a unigram model with the token frequencies of the training text.
 
-    Half is added to every count (the Jeffreys-Perks estimate), so that a token that only the held-out text has costs
-    something finite. No model of this kind comes under the entropy of the held-out tokens themselves, and the fewer
-    they are the more that entropy flatters.
+    One half is added to every count (the Jeffreys-Perks estimate), so that the loss of a token that occurs only in the
+    held-out text is finite. No unigram model comes below the entropy of the held-out tokens themselves, which is more
+    optimistic the fewer tokens there are.
 
     Args:
         data: a data directory with the splits "train" and "heldout".
@@ -78,7 +78,7 @@ def unigram_loss(data: Path) -> float:
 
 
 def _counts(shards: ShardSet) -> np.ndarray:
-    """(vocab_size,) int64 occurrences of every id."""
+    """(vocab_size,) int64, the number of occurrences of each id."""
     return sum(np.bincount(tokens, minlength=shards.manifest.vocab_size) for tokens in shards.tokens)
 
 
@@ -94,7 +94,7 @@ def _builtin_digest() -> str:
 def _files(corpus: Sequence[str]) -> dict:
     files = corpus_files(corpus)
     found: dict = {"files": [keys.file_digest(file) for file in files]}
-    # The same bytes are other documents as .jsonl than as text; a key without kinds is one of text alone.
+    # The same bytes are different documents as .jsonl and as text; keys without kinds are those of text files.
     kinds = [kind_of(file) for file in files]
     if ".jsonl" in kinds:
         found["kinds"] = [kind == ".jsonl" for kind in kinds]

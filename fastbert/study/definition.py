@@ -1,4 +1,4 @@
-"""What a study is: columns, rows, and the recipes that they come to; importable without torch."""
+"""The definition of a study: its columns and rows, and the recipes that follow from them; importable without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..train.config import PretrainConfig
 
 BUILTIN = "builtin"
 PERPLEXITY = "held-out perplexity"
-# What a study decides for each of its pre-trainings, so that a file cannot.
+# Options that a study sets for each of its pre-trainings, so that a file must not.
 _OURS = ("data", "out", "seed", "resume", "epochs", "max_minutes", "cache", "cache_gb", "phases")
 
 
@@ -27,17 +27,17 @@ class TaskSpec:
 
     Args:
         column: its name, the key in the file.
-        task: what `fastbert finetune` calls the task; the column's name where it is not given.
-        train, dev: files, below the data directory unless absolute.
+        task: the name of the task for `fastbert finetune`; by default the column's name.
+        train, dev: the files, below the data directory unless absolute.
         dev_share: in place of dev, the share of the training rows to evaluate on.
-        train_rows, dev_rows: the most rows, spread evenly over the file, the same ones for every row and seed.
-        metric: the one in the table; the task's first by default.
-        paper: the column of the paper's table that it stands beside; empty for none.
-        features: a BiLSTM on these features of the frozen model, in place of the model (ner).
-        feature_units: of that BiLSTM each way; the paper's 768 by default.
-        dropout: of the model while it is fine-tuned.
+        train_rows, dev_rows: the most rows, spread evenly over the file, and the same for every row and seed.
+        metric: the metric in the table; by default the task's first.
+        paper: the column of the paper's table to compare with; "" for none.
+        features: trains a BiLSTM on these features of the frozen model, in place of the model (ner).
+        feature_units: the units of that BiLSTM in each direction; by default 768, as in the paper.
+        dropout: the model's dropout rate during fine-tuning.
         finetune: options of `fastbert finetune`.
-        feature_finetune: in place of those where features are used.
+        feature_finetune: options in place of those if features are used.
     """
 
     column: str
@@ -70,12 +70,13 @@ class RowSpec:
     """One row of the table: a pre-training, and how its model is used.
 
     Args:
-        pretrain: options of `fastbert pretrain`, over the study's.
-        static: in place of a pre-training, options of word2vec (`train.word2vec.Word2VecConfig`), from the same tokens.
+        pretrain: options of `fastbert pretrain`, which override the study's.
+        static: options of word2vec (`train.word2vec.Word2VecConfig`), which is trained on the same tokens in place of a
+            pre-training.
         task: changes to every task of the study (features: last; finetune: {...}).
         at: the share of the pre-training after which its model is taken.
-        keep: shares after which models are kept besides, so that another study finds them.
-        paper: the paper's figures by the columns of its table.
+        keep: further shares after which models are kept, for other studies.
+        paper: the paper's figures, by the columns of its table.
     """
 
     name: str
@@ -92,15 +93,15 @@ class Study:
     """A study at one scale.
 
     Args:
-        name, title, about: of the report.
-        source: where it was read from.
-        corpus: "builtin", or text files as `fastbert prepare` takes them.
-        vocab_size, lowercase, heldout: of the vocabulary and the held-out share of the documents.
-        data_dir: where the files of tasks are.
-        seeds: each governs a pre-training and what is fine-tuned from it.
-        perplexity: the paper's column for the held-out perplexity; empty where the table has none.
-        polysemy: whether the rows' models are asked to tell the senses of words apart besides.
-        rows, tasks: of the table.
+        name, title, about: the texts of the report.
+        source: the file from which it was read.
+        corpus: "builtin", or text files as for `fastbert prepare`.
+        vocab_size, lowercase, heldout: the settings of the vocabulary, and the held-out share of the documents.
+        data_dir: the directory of the tasks' files.
+        seeds: each is used for a pre-training and for the fine-tunings of its model.
+        perplexity: the paper's column of the held-out perplexity; "" if the table has none.
+        polysemy: whether the rows' models are also tested for telling the senses of words apart.
+        rows, tasks: the rows and columns of the table.
     """
 
     name: str
@@ -121,7 +122,7 @@ class Study:
     tasks: tuple[TaskSpec, ...]
 
     def pretraining(self, row: RowSpec, seed: int, data: str | os.PathLike, out: str | os.PathLike) -> PretrainConfig:
-        """The recipe of a row's pre-training. Raises InputError for an option that does not fit."""
+        """The recipe of a row's pre-training. Raises InputError for an invalid option."""
         values = merge(self.pretrain, row.pretrain)
         where = f"{self.source}, row {row.name!r}"
         taken = [name for name in _OURS if name in values]
@@ -138,7 +139,7 @@ class Study:
             return PretrainConfig.from_mapping(values, where)
 
     def task_of(self, row: RowSpec, task: TaskSpec) -> TaskSpec:
-        """A column as one row has it."""
+        """A column, with the changes of one row."""
         merged, where = merge(dataclasses.asdict(task), row.task), f"{self.source}, row {row.name!r}, task"
         found = TaskSpec(**fitted_options(merged, TaskSpec, where))
         if (found.column, found.task, found.metric) != (task.column, task.task, task.metric):
@@ -147,7 +148,7 @@ class Study:
         return found
 
     def file(self, path: str) -> Path:
-        """A task's file. Raises InputError where it is not there."""
+        """The path of a task's file. Raises InputError if it does not exist."""
         found = Path(self.data_dir) / path
         if not found.is_file():
             raise InputError(f"study {self.name} needs {found}, found no such file: --data-dir says where task data is")
@@ -156,7 +157,7 @@ class Study:
 
 @contextlib.contextmanager
 def named(where: str) -> Iterator[None]:
-    """A recipe's own sentence about a value, after the place where the study has it."""
+    """Puts ``where``, the place in the study, before the message of an InputError in the block."""
     try:
         yield
     except InputError as error:
@@ -165,12 +166,12 @@ def named(where: str) -> Iterator[None]:
 
 
 def predicts_words(config: PretrainConfig) -> bool:
-    """Whether a pre-training asks for words, and not for next sentences alone."""
+    """Whether a pre-training predicts words, and not only next sentences."""
     return config.samples.objective != "mlm" or config.samples.mlm_probability > 0
 
 
 def merge(base: dict, over: dict) -> dict:
-    """Both, mapping by mapping; where both say something, ``over`` wins."""
+    """Merges nested mappings; values in ``over`` take precedence."""
     result = copy.deepcopy(base)
     for name, value in over.items():
         below = result.get(name)
@@ -179,7 +180,7 @@ def merge(base: dict, over: dict) -> dict:
 
 
 def check_task(task: TaskSpec, where: str) -> None:
-    """Raises InputError for a value that would be found out when a model has been pre-trained for it."""
+    """Raises InputError for an invalid value, which would otherwise only be noticed after the pre-training."""
     if (task.dev is None) == (task.dev_share is None):
         raise InputError(f"{where}: expected either dev or dev_share, got both or neither")
     for name in ("train_rows", "dev_rows", "feature_units"):

@@ -1,4 +1,4 @@
-"""A report in two forms at once, report.html and report.md, and its pictures."""
+"""Writes a report as report.html and as report.md, with its pictures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..report import HtmlReport
 
 
 class Document:
-    """Collects parts, and writes them as HTML, which holds the pictures, and as Markdown, which they lie beside.
+    """Collects parts and writes them as HTML, with embedded pictures, and as Markdown, with pictures beside it.
 
     Args:
-        title: heading and window title.
-        out: the directory to write in.
+        title: the page's heading, and the window's title.
+        out: the directory to write.
     """
 
     def __init__(self, title: str, out: Path) -> None:
@@ -22,7 +22,7 @@ class Document:
         self._pictures: list[Path] = []
 
     def heading(self, text: str) -> None:
-        """Begins a section."""
+        """Adds a heading, which begins a section."""
         self._html.heading(text)
         self._lines += [f"## {text}", ""]
 
@@ -32,19 +32,19 @@ class Document:
         self._lines += [text, ""]
 
     def code(self, text: str) -> None:
-        """Adds text whose lines and spaces stay as they are."""
+        """Adds preformatted text."""
         self._html.code(text)
         self._lines += ["```", text.rstrip("\n"), "```", ""]
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Adds a table of texts."""
+        """Adds a table of strings."""
         rows = [list(map(str, row)) for row in rows]
         self._html.table(header, rows)
         lines = [header, ["---"] * len(header), *rows]
         self._lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines] + [""]
 
     def picture(self, name: str, chart: str, what: str) -> None:
-        """Writes a chart, SVG text, as a file of that name and adds it; ``what`` says what it shows."""
+        """Writes a chart, given as SVG text, to a file of this name and adds it; ``what`` describes it."""
         self._html.drawing(chart)
         path = self.out / name
         write_whole(path, chart + "\n")
@@ -52,12 +52,12 @@ class Document:
         self._lines += [f"![{what}]({name})", ""]
 
     def image(self, name: str, what: str) -> None:
-        """A picture that is in the directory already."""
+        """Adds a picture that is already in the directory."""
         self._html.picture(self.out / name, what)
         self._pictures.append(self.out / name)
         self._lines += [f"![{what}]({name})", ""]
 
     def save(self) -> list[Path]:
-        """Writes both; returns all paths."""
+        """Writes both files; returns all paths."""
         write_whole(self.out / "report.md", "\n".join(self._lines).rstrip("\n") + "\n")
         return [self.out / "report.md", self._html.save(self.out / "report.html"), *self._pictures]

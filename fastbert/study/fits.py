@@ -1,4 +1,4 @@
-"""Whether a row's model can do what a column asks of it: told before hours go into pre-training it."""
+"""Checks that a row's model can be used for a column, before hours are spent on its pre-training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .definition import named
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Rows that are encoded together to see whether they fit, and then forgotten.
+# How many rows are encoded at a time to see whether they fit.
 _AT_ONCE = 1024
 
 
 def check(cell: Cell) -> None:
-    """Raises InputError, one sentence, where a fine-tuning would end in one."""
+    """Raises InputError if the fine-tuning would raise one."""
     from ..tasks import registry
     from ..tasks.fits import check_model
     from ..train.model_and_data import model_settings
@@ -36,7 +36,7 @@ def check(cell: Cell) -> None:
 
 
 def check_lengths(cell: Cell, tokenizer: Tokenizer) -> None:
-    """Raises InputError where a row has no room in max_seqlen (a long question of SQuAD, a pair for a GPT)."""
+    """Raises InputError if a row does not fit into max_seqlen (a long question of SQuAD, a pair for a GPT)."""
     from ..train.model_and_data import model_settings
     from .cells import rows_of
 
@@ -45,7 +45,7 @@ def check_lengths(cell: Cell, tokenizer: Tokenizer) -> None:
     task.configure(config)
     if cell.model.static is None and cell.task.features is None:
         _, settings = model_settings(cell.model.config, None)
-        if hasattr(settings, "extract_token_id"):  # which ids is for the fine-tuning to say: here they are counted
+        if hasattr(settings, "extract_token_id"):  # the fine-tuning sets them; here only the number matters
             settings.start_token_id = settings.delimiter_token_id = settings.extract_token_id = 0
         task.adopt(settings)
     with named(f"row {cell.row!r}, task {cell.task.column}"):

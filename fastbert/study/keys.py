@@ -1,4 +1,4 @@
-"""What determines a result, as a short hash: two studies that ask for the same thing share it."""
+"""Short hashes of everything that determines a result, so that studies share equal results."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..files import sha256
 from ..train.config import NEUTRAL, PretrainConfig
 
 MATHS = 5
-"""Raised by whoever changes what a given recipe comes to (kernels that round otherwise, data, losses, optimisers): what
-is in a cache then belongs to the old one and is made anew."""
+"""To be incremented with every change of the results of a given recipe (other rounding in kernels, data, losses,
+optimisers), so that results in a cache are computed again."""
 
 _log = logging.getLogger("fastbert")
 _told: set[Path] = set()
 
 
 def digest(value: object) -> str:
-    """16 hexadecimal digits of a JSON value, whatever the order of its keys."""
+    """A hash of a JSON value, as 16 hexadecimal digits, which does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def file_digest(path: str | os.PathLike) -> str:
-    """SHA-256 of a file's content; a file that has not changed is read once in a process."""
+    """The SHA-256 of a file's content; an unchanged file is read once per process."""
     state = os.stat(path)
     return _file_digest(os.fspath(path), state.st_mtime_ns, state.st_size)
 
@@ -41,24 +41,24 @@ def _file_digest(path: str, _mtime: int, _size: int) -> str:
 
 @functools.cache
 def arithmetic() -> dict:
-    """Who computes: other libraries, kernels or devices round otherwise."""
+    """The libraries, kernels and device that compute, since others round differently."""
     from ..train.arithmetic import rounding
 
     return {"maths": MATHS, **rounding()}
 
 
 def is_number(value: object) -> bool:
-    """A number, which on the way of a pre-training may be infinite."""
+    """Whether a value is a number, which during a pre-training may be infinite."""
     return type(value) in (int, float)
 
 
 def is_finite(value: object) -> bool:
-    """A number that a mean can be taken of."""
+    """Whether a value is a finite number."""
     return is_number(value) and math.isfinite(value)
 
 
 def is_count(value: object) -> bool:
-    """A whole number, at least 1."""
+    """Whether a value is an integer of at least 1."""
     return type(value) is int and value >= 1
 
 
@@ -70,10 +70,12 @@ _MEASURED = {"seconds": _is_duration, "commit": (str, type(None)), "device": str
 
 
 def result_of(key: str, path: Path, holds: dict) -> dict | None:
-    """The result that is kept in a file; None where there is none, or a damaged one, which is told once.
+    """The result in a file; None if there is none or, with one warning, if it is damaged.
 
     Args:
-        holds: what it has besides its key, as `fits` takes it; who made it and how long that took is in all.
+        key: the hash that the result must have.
+        path: the file.
+        holds: the form of the result, as for `fits`, besides the key and the measurements, which all results have.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -90,8 +92,13 @@ def result_of(key: str, path: Path, holds: dict) -> dict | None:
 
 
 def fits(value: object, holds: dict | list | type | tuple[type, ...] | Callable[[object], bool]) -> bool:
-    """Whether a JSON value is of a type or what a function asks for, a list of such values, at least one, or an object
-    that has them under these names."""
+    """Whether a JSON value has a given form.
+
+    Args:
+        value: the value.
+        holds: a type, or a function that checks the value; a list with the form of the elements of a list that is not
+            empty; or a dictionary with the forms of an object's entries.
+    """
     if isinstance(holds, dict):
         return isinstance(value, dict) and all(name in value and fits(value[name], of) for name, of in holds.items())
     if isinstance(holds, list):

@@ -1,4 +1,4 @@
-"""One process at a time at a thing in the cache; who has to wait says so once."""
+"""Locks of entries of the cache; a process that has to wait logs one warning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("fastbert")
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Holds ``path``.lock while the block runs; waits for as long as another process holds it."""
+    """Holds the lock ``path``.lock in the block; waits while another process holds it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path}.lock")
@@ -30,7 +30,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock of a file, as far as the system says it."""
+    """The process that holds the lock of a file, if the system tells it, for a message."""
     with contextlib.suppress(OSError, ValueError):
         inode = os.stat(path).st_ino
         for line in _LOCKS.read_text().splitlines():

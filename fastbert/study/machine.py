@@ -1,4 +1,4 @@
-"""Where and with what a figure was made."""
+"""The machine and the versions with which a figure was measured."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 
 
 class Clock:
-    """Counts from where it is made."""
+    """Measures time from its creation on."""
 
     def __init__(self) -> None:
         self._began, self._worked = time.monotonic(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        """Seconds, and what a processor worked for this process in them: less where other work has the machine too."""
+        """The seconds, and the processor seconds of this process, which are fewer if the machine is shared."""
         return {"seconds": time.monotonic() - self._began, "processor_seconds": time.process_time() - self._worked}
 
 
@@ -28,14 +28,14 @@ def _here() -> tuple:
 
 
 def device() -> str:
-    """The device that computes, in words."""
+    """The name of the device that computes."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else _here()[2]
 
 
 def made_by() -> dict:
-    """Version, commit, device, threads and time, for the result of one job."""
+    """The version, commit, device, threads and time, for the result of one job."""
     import torch
 
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -44,7 +44,7 @@ def made_by() -> dict:
 
 
 def description() -> dict:
-    """What a whole run was made by, and on which machine."""
+    """The versions and the machine of a whole run."""
     import torch
 
     _, _, processor, cores, isa = _here()

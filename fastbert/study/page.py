@@ -16,15 +16,16 @@ from .compare import CLEAR, CLEAR_MARGIN, shown
 from .definition import PERPLEXITY
 from .document import Document
 
-# What `spec` calls the rows that it makes of one row and the shares in ``at``.
+# The names of the rows that `spec` makes from one row and the shares in ``at``.
 _SHARE = re.compile(r"(.+), \d[\d.e+-]* %")
 
 
 def write(results: dict, out: Path) -> list[Path]:
-    """Writes everything below ``out`` and returns the paths.
+    """Writes the report to ``out`` and returns the paths.
 
     Args:
-        results: of `results.collect`.
+        results: those of `results.collect`.
+        out: the directory.
     """
     out.mkdir(parents=True, exist_ok=True)
     write_json(results, out / "results.json")
@@ -80,7 +81,7 @@ def _figures(page: Document, results: dict) -> None:
 
 
 def _guess(results: dict, column: str) -> str:
-    """What knowing nothing reaches, of each row of the table where they are asked different ones; empty for nothing."""
+    """The figure of a constant answer, for each row of the table if they differ; "" if there is none."""
     found = {row["row"]: row["figures"][column]["guess"] for row in results["rows"]}
     said = {row: "" if guess is None else f"{guess:.1f}" for row, guess in found.items()}
     if len(set(said.values())) == 1:
@@ -89,7 +90,7 @@ def _guess(results: dict, column: str) -> str:
 
 
 def _sizes(column: dict) -> str:
-    """How many rows a task has to learn from and to be asked, of each row of the table where they differ."""
+    """The numbers of training and dev rows of a task, for each row of the table if they differ."""
     rows = column.get("rows_of") or {"": (column["training_rows"], column["dev_rows"])}
     said = (f"{training:,} and {dev:,}" + (f" ({row})" if row else "") for row, (training, dev) in rows.items())
     return f"{column['column']} {', '.join(said)}"
@@ -134,7 +135,7 @@ def _order(page: Document, results: dict) -> None:
 
 
 def _ties(results: dict) -> dict[tuple[str, str], list[dict]]:
-    """Pairs that came out equal, by column and reason."""
+    """Pairs of rows with equal figures, by column and reason."""
     found: dict[tuple[str, str], list[dict]] = {}
     for pair in results["against_the_paper"]:
         if not pair["ours"]:
@@ -169,12 +170,12 @@ def _pretraining(page: Document, results: dict) -> None:
 
 
 def _shares(results: dict) -> bool:
-    """Whether rows take one pre-training at several places."""
+    """Whether rows take the model of one pre-training after several steps."""
     return any(len(_places(results, row["pretraining"]["keys"][0])) > 1 for row in results["rows"])
 
 
 def _places(results: dict, key: str) -> set[int]:
-    """The steps after which rows take a pre-training."""
+    """The steps after which rows take the model of a pre-training."""
     found = (row["pretraining"] for row in results["rows"])
     return {pretraining["steps"] for pretraining in found if pretraining["keys"][0] == key}
 
@@ -182,7 +183,7 @@ def _places(results: dict, key: str) -> set[int]:
 def _pretraining_line(name: str, found: dict, counted: float, rate: float) -> tuple[str, ...]:
     tokens = f"{statistics.fmean(found['tokens']):,.0f}"
     pairs = f"{100 * statistics.fmean(found['next_sentence']):.1f} %" if found["next_sentence"] else ""
-    places = sorted(set(found.get("weights_of_step", [])))  # none of static vectors
+    places = sorted(set(found.get("weights_of_step", [])))  # static vectors have none
     steps = f"{found['steps']:,}" if places or found["losses"] else ""
     length = (name, found["model"], steps, ", ".join(f"{step:,}" for step in places), tokens)
     if not found["losses"]:
@@ -213,7 +214,7 @@ def _curves(page: Document, results: dict) -> None:
         points = [
             (point["tokens_seen"] / 1e6, point["mlm_loss"])
             for point in row["pretraining"]["curve"]
-            if point["mlm_loss"] is not None  # it was not finite
+            if point["mlm_loss"] is not None  # None stands for a loss that was not finite
         ]
         lines.append(_line(len(lines), points, _share_of(row, results) or row["row"]))
     page.heading("Curves")
@@ -226,14 +227,14 @@ def _curves(page: Document, results: dict) -> None:
         if lines:
             chart = svg.line_chart(lines, f"{column['column']} ({column['metric']})", "steps of pre-training")
             name = "".join(c if c.isalnum() else "-" for c in column["column"])
-            while name.lower() in names:  # "a b" and "a-b", and "A" where case makes no other file
+            while name.lower() in names:  # as with "a b" and "a-b", or "A" and "a" if file names ignore case
                 name += "-"
             names.add(name.lower())
             page.picture(f"steps-{name}.svg", chart, f"{column['column']} against steps of pre-training")
 
 
 def _against_steps(results: dict, column: str) -> list[svg.Curve]:
-    """A line for each row that a study takes at several places (``at``); none where there is no such."""
+    """A curve for each row that a study takes at several shares of the pre-training (``at``)."""
     groups: dict[str, list[dict]] = {}
     for row in results["rows"]:
         if (name := _share_of(row, results)) is not None:
@@ -246,7 +247,7 @@ def _against_steps(results: dict, column: str) -> list[svg.Curve]:
 
 
 def _share_of(row: dict, results: dict) -> str | None:
-    """The name of a row without its share of the pre-training, where it is one of several that ``at`` made."""
+    """The name of a row without its share of the pre-training, if it is one of several made by ``at``; else None."""
     key = row["pretraining"]["keys"][0]
     found = _SHARE.fullmatch(row["row"])
     if found is None or len(_places(results, key)) < 2:
@@ -255,7 +256,7 @@ def _share_of(row: dict, results: dict) -> str | None:
 
 
 def _line(number: int, points: list[tuple[float, float]], name: str) -> svg.Curve:
-    """Curve number ``number`` of a chart; when all colours have been taken, dashed in the first again."""
+    """Curve number ``number`` of a chart; when all colours are used, they are used again with dashed lines."""
     again, place = divmod(number, len(svg.COLOURS))
     return svg.Curve(points, svg.COLOURS[place], _short(name), True, bool(again))
 
@@ -312,5 +313,5 @@ def _over(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def _short(name: str) -> str:
-    """A name for a legend, which has little room."""
+    """A name, shortened for a legend."""
     return name if len(name) <= 16 else name[:15] + "…"

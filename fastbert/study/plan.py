@@ -1,4 +1,4 @@
-"""What a study comes to before it runs: tokens and time of every row and of all, from rates measured here."""
+"""The plan of a study before it runs: tokens and time of each row and in total, from rates measured on this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .cells import Cell
 from .pretrained import Wanted
 from .run import Work
 
-# A forward pass is a third of a training step's arithmetic.
+# A forward pass has a third of the arithmetic of a training step.
 _FORWARD = 1 / 3
 _LSTM_SECONDS = 1.0
-_UNITS = 768  # of a BiLSTM where nothing is said
-_STATIC_RATE = 100_000.0  # tokens a second of word2vec on one core of 2026, roughly; it takes seconds
+_UNITS = 768  # the default units of a BiLSTM
+_STATIC_RATE = 100_000.0  # roughly the tokens a second of word2vec on a core of 2026; it takes only seconds
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some work: tokens and seconds, and how much of it the cache has already."""
+    """Some work: tokens and seconds, and the seconds of it that are already in the cache."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """A row over all seeds; what a row before it needs too is counted there."""
+    """A row over all seeds, without work that an earlier row needs too and that is counted there."""
 
     name: str
     model: str
@@ -54,9 +54,10 @@ def make_plan(work: Work, rate_of=None, seen: set[str] | None = None) -> list[Ro
     """Plans the rows of a study.
 
     Args:
-        rate_of: tokens a second of a pre-training `Wanted` on one process; measured by default, a few steps of every
-            size and objective.
-        seen: keys of models and cells that were counted elsewhere; those counted here are added.
+        work: the study's models and cells.
+        rate_of: gives the tokens a second of a pre-training (`Wanted`) in one process; by default they are measured, by
+            a few steps for each size and objective.
+        seen: the keys of models and cells that were counted before; those counted here are added.
     """
     rate_of, seen = rate_of or _Measured(), set() if seen is None else seen
     plans = []
@@ -73,7 +74,7 @@ def make_plan(work: Work, rate_of=None, seen: set[str] | None = None) -> list[Ro
 
 
 def text(works: Sequence[Work], jobs: int, rate_of=None) -> str:
-    """The plan of some studies that share a cache, for people."""
+    """The plan of studies that share a cache, as text."""
     rate_of, seen, lines, total = rate_of or _Measured(), set(), [], Part()
     for work in works:
         plans = make_plan(work, rate_of, seen)
@@ -127,7 +128,7 @@ def _pretraining(model: Wanted, rate: float) -> Part:
 
 
 def _data(config):
-    # How long samples are depends on neither, and making them anew for each would take most of a plan's time.
+    # The lengths of samples depend on neither option, and making samples for each would take most of a plan's time.
     return _open(config.data, dataclasses.replace(config.samples, seed=0, mask_mix=(0.8, 0.1, 0.1)))
 
 
@@ -154,7 +155,7 @@ _counted: dict = {}
 
 
 def _tokens(spec, cell: Cell, data: Path) -> tuple[int, int]:
-    """Tokens of the training and of the dev rows of a task, by the study's own vocabulary."""
+    """The tokens of the training and of the dev rows of a task, with the study's own vocabulary."""
     place = (spec.task, cell.train, cell.dev, spec.dev_share, spec.train_rows, spec.dev_rows, str(spec.finetune), data)
     if place not in _counted:
         task, train, dev = cells.rows_of(dataclasses.replace(cell, task=spec))
@@ -170,7 +171,7 @@ def _tokens(spec, cell: Cell, data: Path) -> tuple[int, int]:
 
 
 def _lstm_sizes(cell: Cell) -> tuple[int, int]:
-    """Numbers of a feature vector, and units of the BiLSTM each way."""
+    """The size of a feature vector, and the units of the BiLSTM in each direction."""
     from ..train.model_and_data import model_settings
     from ..train.word2vec import Word2VecConfig
 
@@ -185,7 +186,7 @@ def _lstm_sizes(cell: Cell) -> tuple[int, int]:
 
 @functools.cache
 def _lstm_rate(width: int, units: int) -> float:
-    """Tokens a second of a training step of the tagger's BiLSTM, on sentences of 16 words."""
+    """The tokens a second of a training step of the tagger's BiLSTM, with sentences of 16 words."""
     import torch
 
     lstm = torch.nn.LSTM(width, units, num_layers=2, bidirectional=True)
@@ -199,7 +200,7 @@ def _lstm_rate(width: int, units: int) -> float:
 
 
 class _Measured:
-    """Rates, one for all pre-trainings of one size and one kind of sample."""
+    """Measured rates, one for all pre-trainings of the same size and kind of samples."""
 
     def __init__(self) -> None:
         self._known: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""Does a model tell the senses of a word apart? One word, two meanings, eight sentences each.
+"""Does a model tell the senses of a word apart? Words with two meanings, with eight sentences for each.
 
-For every word the vectors that a model gives it in its sentences are compared by their cosines. Of a model that knows
-the senses, the nearest other sentence has the same one (leave-one-out accuracy), and the two groups stand apart
-(silhouette, Rousseeuw 1987: 1 = far apart, 0 = mixed). A static vector is the same everywhere: by chance 7 of 15 other
-sentences have the sense of the first, and that is what it reaches.
+The vectors that a model gives a word in its sentences are compared by their cosines. With a model that knows the
+senses, the nearest other sentence has the same sense (leave-one-out accuracy), and the two groups are separated
+(silhouette, Rousseeuw 1987: 1 = far apart, 0 = mixed). A static vector is the same in all sentences and reaches chance:
+7 of the 15 other sentences have the same sense.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Embed = Callable[[Sequence[str], str], np.ndarray]
 
 DATA = Path(__file__).parent / "polysemy.tsv"
 
-# Cosines nearer than this are one: vectors of one word that are the same come out of a model with other roundings.
+# Cosines that differ by less are equal: equal vectors come out of a model with different rounding.
 _TIE = 1e-5
 
 
@@ -55,13 +55,14 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Separation:
-    """How far a model holds the senses of a word apart.
+    """How well a model separates the senses of a word.
 
     Args:
-        accuracy: the share of sentences whose nearest other has the same sense; of equally near ones, their share.
-        chance: what vectors that know nothing reach.
-        silhouette: the mean over sentences, by cosine distance, -1 to 1.
-        neighbours: of every sentence.
+        accuracy: the share of sentences whose nearest other sentence has the same sense; several equally near ones
+            count by the share of them that do.
+        chance: the accuracy of equal vectors.
+        silhouette: the mean over sentences, with cosine distances, -1 to 1.
+        neighbours: the nearest other sentence of each sentence.
         points: (sentences, 2) the first two principal components, for the picture.
     """
 
@@ -77,18 +78,18 @@ class Separation:
 
 @dataclass(frozen=True)
 class Polysemy:
-    """The test of some models.
+    """The results of the test.
 
     Args:
-        separations: a line a model and word.
-        paths: what was written.
+        separations: one for each model and word.
+        paths: the files that were written.
     """
 
     separations: tuple[Separation, ...]
     paths: tuple[Path, ...] = ()
 
     def means(self) -> dict[str, dict[str, float]]:
-        """Mean accuracy, chance and silhouette of each model over the words."""
+        """The mean accuracy, chance and silhouette of each model over the words."""
         found: dict[str, dict[str, float]] = {}
         for model in dict.fromkeys(s.model for s in self.separations):
             own = [s for s in self.separations if s.model == model]
@@ -97,7 +98,7 @@ class Polysemy:
         return found
 
     def table(self) -> list[Sequence]:
-        """A header, and a line a word with each model's accuracy and silhouette; the means at the end."""
+        """A header, a line for each word with each model's accuracy and silhouette, and a line of means."""
         models = list(dict.fromkeys(s.model for s in self.separations))
         lines: list[Sequence] = [("word", *(f"{model} {what}" for model in models for what in ("1-NN", "silhouette")))]
         for word in dict.fromkeys(s.word for s in self.separations):
@@ -109,10 +110,10 @@ class Polysemy:
 
 
 def read_uses(path: Path = DATA) -> list[Use]:
-    """The sentences of a file with a header and the columns word, sense, sentence, parted by tabs.
+    """Reads the sentences from a tab-separated file with a header and the columns word, sense, sentence.
 
     Raises:
-        DataError: other columns, or a word that is not once in its sentence.
+        DataError: there are other columns, or a word does not occur exactly once in its sentence.
     """
     columns, uses = [field.name for field in fields(Use)], []
     with open(path, encoding="utf-8-sig", newline="") as file:
@@ -130,8 +131,8 @@ def read_uses(path: Path = DATA) -> list[Use]:
 
 
 def word_span(sentence: str, word: str) -> tuple[int, int]:
-    """Where a word stands in a sentence, in characters. Raises DataError where it is not there exactly once."""
-    # As \b, but for words such as "C++", beside whose last letter it stands within the word.
+    """The start and end of a word in a sentence, in characters. Raises DataError unless it occurs exactly once."""
+    # Not \b, which does not match after a word such as "C++".
     found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", sentence, re.IGNORECASE))
     if len(found) != 1:
         raise DataError(f"expected the word {word!r} once in a sentence, got {len(found)} in {sentence!r:.200}")
@@ -139,10 +140,11 @@ def word_span(sentence: str, word: str) -> tuple[int, int]:
 
 
 def word_embedder(model, tokenizer, layers: str = "last") -> Embed:
-    """The vector of a word by a model: the mean over its pieces.
+    """A function that gives a model's vectors of a word: the means over its pieces.
 
     Args:
-        model: whatever `tasks.features.token_features` takes.
+        model: a model for `tasks.features.token_features`.
+        tokenizer: the model's tokenizer.
         layers: one of `tasks.features.LAYERS`.
     """
     from ..tasks.features import token_features
@@ -165,14 +167,14 @@ def compare(
     """Runs the test.
 
     Args:
-        models: names and what gives a word's vectors.
+        models: name -> a function that gives the vectors of a word.
         out: a directory for polysemy.json, polysemy.tsv and polysemy.png; None writes nothing.
-        words: which of the words; None for all.
-        uses: other sentences than ours.
+        words: the words to test; None for all.
+        uses: sentences in place of ours.
 
     Raises:
-        InputError: no models, no such word, one without two senses of two sentences each, or vectors that are not one
-            a sentence.
+        InputError: there are no models, a word does not exist or does not have two senses with two sentences each, or a
+            model does not give one vector per sentence.
     """
     if not models:
         raise InputError("expected models to compare, got none")
@@ -191,7 +193,7 @@ def compare(
 
 
 def _checked(words: Sequence[str] | None, uses: Sequence[Use]) -> Sequence[str]:
-    """The words, by default all that there are uses of; every one has two senses of two sentences each."""
+    """The words, by default all in ``uses``. Raises InputError if one has not two senses with two sentences each."""
     known = list(dict.fromkeys(use.word for use in uses))
     for word in words or ():
         if word not in known:
@@ -206,7 +208,7 @@ def _checked(words: Sequence[str] | None, uses: Sequence[Use]) -> Sequence[str]:
 
 
 def separate(model: str, uses: Sequence[Use], vectors: np.ndarray) -> Separation:
-    """How vectors (n, H) of one word's uses, at least two of each sense, stand to each other."""
+    """Computes the separation of vectors (n, H) of one word's uses, at least two for each sense."""
     senses = np.array([use.sense for use in uses])
     distances = _distances(vectors)
     others = distances + np.where(np.eye(len(uses), dtype=bool), np.inf, 0.0)
@@ -230,13 +232,13 @@ def separate(model: str, uses: Sequence[Use], vectors: np.ndarray) -> Separation
 
 
 def _of_length_one(vectors: np.ndarray) -> np.ndarray:
-    """(n, H) each divided by its length; zeros stay zeros."""
+    """(n, H), each divided by its norm; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1.0)
 
 
 def _distances(vectors: np.ndarray) -> np.ndarray:
-    """(n, n) one minus the cosine, in steps of `_TIE` so that equal vectors are equally far from each other."""
+    """(n, n), one minus the cosine, rounded to multiples of `_TIE` so that equal vectors have equal distances."""
     units = _of_length_one(vectors)
     distances = np.round((1.0 - units @ units.T) / _TIE) * _TIE
     np.fill_diagonal(distances, 0.0)
@@ -244,7 +246,7 @@ def _distances(vectors: np.ndarray) -> np.ndarray:
 
 
 def _principal_components(vectors: np.ndarray) -> np.ndarray:
-    """(n, 2) of the vectors, each of length 1; zeros where they do not differ."""
+    """The first two principal components (n, 2) of vectors of norm 1; zeros if they do not differ."""
     units = _of_length_one(vectors)
     units = units - units.mean(0)
     u, s, _ = np.linalg.svd(units, full_matrices=False)

@@ -1,4 +1,4 @@
-"""Pre-trained models in a cache: made once, gone on with after any end, found again by what determines them."""
+"""Pre-trained models in a cache: each is made once, is resumed after an interruption, and is found by its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .definition import RowSpec, Study, named
 
 _log = logging.getLogger("fastbert")
 _WEIGHTS = "model.safetensors"
-# Beside weights that are kept on the way: result.json is written at the end, and knows those of the end.
+# The hash of weights that are kept before the end; result.json is written at the end and has that of the last weights.
 _DIGEST = "weights.sha256"
 _LOSSES = ("mlm_loss", "unigram_entropy", "mlm_acc")
 _POINT = {"step": keys.is_count, "tokens_seen": keys.is_count, **dict.fromkeys(_LOSSES, keys.is_number)}
@@ -26,7 +26,7 @@ _STATIC = {"heldout": dict, "steps": keys.is_count, "tokens": keys.is_count, "cu
 
 
 def _is_curve(value: object) -> bool:
-    """Points with all that reports show, of nothing that is no number."""
+    """Whether a value is a curve: points with all the numbers that reports show."""
     return keys.fits(value, [_POINT]) and all(map(keys.is_number, (n for point in value for n in point.values())))
 
 
@@ -43,10 +43,10 @@ class Wanted:
     """A model that a study needs.
 
     Args:
-        config: of its pre-training.
-        key: the hash of what determines it.
-        steps: after which its weights are kept, besides the end.
-        static: options of word2vec, where vectors without context are wanted in place of a model.
+        config: the recipe of its pre-training.
+        key: the hash of everything that determines it.
+        steps: the steps after which its weights are kept, besides the last.
+        static: options of word2vec, if static vectors are needed in place of a model.
     """
 
     config: PretrainConfig
@@ -56,36 +56,36 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """Its name in reports."""
         return self.config.model if self.static is None else "word2vec"
 
     @property
     def sentence_name(self) -> str:
-        """Its name in an error's sentence: rows share it, so it has none of theirs."""
+        """Its name in error messages, without that of a row, since several rows may share it."""
         return f"the pre-training of {self.name}, seed {self.config.seed}, lr {self.config.lr:g}"
 
     @property
     def directory(self) -> Path:
-        """Its place in the cache."""
+        """Its directory in the cache."""
         return Path(self.config.out).parent
 
     def model_at(self, step: int) -> Path:
-        """The model's directory after so many steps; the best by held-out loss where that is the end."""
+        """The directory of the model after this step; for the last step, of the one with the lowest held-out loss."""
         return self.directory / "steps" / str(step) if step < self.config.steps else Path(self.config.out) / "model"
 
     def result(self) -> dict | None:
-        """Its result, if it is done and has all that is wanted; else None."""
+        """Its result, if it is finished and all of its steps' weights exist; else None."""
         holds = _HOLDS if self.static is None else _STATIC
         found = keys.result_of(self.key, self.directory / "result.json", holds)
         return None if self.missing() else found
 
     def missing(self) -> list[int]:
-        """The steps whose weights are wanted and not there."""
+        """The steps whose weights are needed and do not exist."""
         return [step for step in self.steps if not self.model_at(step).is_dir()]
 
 
 def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wanted:
-    """The model of a row. Raises InputError where its options do not go with its kind."""
+    """The model of a row. Raises InputError if its options do not fit its kind."""
     from ..train.model_and_data import model_settings
     from ..train.word2vec import check_installed
 
@@ -112,11 +112,11 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
 
 
 def step_at(config: PretrainConfig, share: float) -> int:
-    """The step after which a share of the pre-training is done; of those before the end one that is evaluated, since
-    there a model is looked at, and another evaluation could choose another best.
+    """The step after which a share of the pre-training is done. Before the end it must be a step with an evaluation,
+    since weights are kept there, and an additional evaluation could select another best model.
 
     Raises:
-        InputError: no evaluation within half a hundredth of the share.
+        InputError: there is no evaluation within 0.005 of the share.
     """
     every = config.eval_every
     step = config.steps if share == 1 else min(max(round(share * config.steps / every), 1) * every, config.steps)
@@ -129,7 +129,7 @@ def step_at(config: PretrainConfig, share: float) -> int:
 
 
 def merged(models: Sequence[Wanted]) -> list[Wanted]:
-    """Each model once, with all the steps that anyone wants of it, in the order in which they are first wanted."""
+    """The distinct models, in order, each with all the steps that are needed of it."""
     found: dict[str, Wanted] = {}
     for model in models:
         steps = {*model.steps, *(found[model.key].steps if model.key in found else ())}
@@ -138,7 +138,7 @@ def merged(models: Sequence[Wanted]) -> list[Wanted]:
 
 
 def check_weights(model: Wanted, step: int) -> None:
-    """Raises DataError for weights that are not those that the pre-training left: a figure of others would be kept."""
+    """Raises DataError unless the weights are those that the pre-training wrote; results of others must not be kept."""
     made, file = model.result(), model.model_at(step) / _WEIGHTS
     if made is None:
         raise DataError(
@@ -155,7 +155,7 @@ def check_weights(model: Wanted, step: int) -> None:
 
 
 def _digest_of(model: Wanted, made: dict, step: int) -> str | None:
-    """What the pre-training's weights had when they were written; None in a cache that was made before they had it."""
+    """The SHA-256 that was recorded when the weights were written; None in a cache of an earlier version."""
     if step == model.config.steps:
         return made["weights"]
     digest = (model.model_at(step) / _WEIGHTS).with_name(_DIGEST)
@@ -163,19 +163,23 @@ def _digest_of(model: Wanted, made: dict, step: int) -> str | None:
 
 
 def digest_at(model: Wanted, made: dict, step: int) -> str:
-    """The SHA-256 of the weights after so many steps, of a model whose result is ``made``."""
+    """The SHA-256 of the weights after this step, of a model whose result is ``made``."""
     return _digest_of(model, made, step) or keys.file_digest(model.model_at(step) / _WEIGHTS)
 
 
 def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
-    """The model's result; pre-trains it where it is not there, from its last checkpoint where there is one.
+    """The model's result. If there is none, the model is pre-trained first, from its last checkpoint if it has one.
+
+    Args:
+        model: the model.
+        say: called with "begins" or "goes on" if it is pre-trained.
 
     Raises:
-        KeyboardInterrupt: a signal ended the pre-training, which has saved where it is or is done.
+        KeyboardInterrupt: a signal ended the pre-training, which has saved a checkpoint or is finished.
     """
     directory = model.directory
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Another study of the same cache may be at it.
+    # Another study with the same cache may be making it.
     with locks.held(directory):
         done = model.result()
         if done is None:
@@ -187,7 +191,7 @@ def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
 
 def _pretrain(model: Wanted) -> dict:
     result = _run(model)
-    if model.missing():  # it went on from a place behind them
+    if model.missing():  # it was resumed from a later step
         _forget(model)
         result = _run(model)
     if not result.heldout:
@@ -197,21 +201,21 @@ def _pretrain(model: Wanted) -> dict:
         )
     found = _figures(model, result)
     write_json(found, model.directory / "result.json")
-    shutil.rmtree(Path(model.config.out) / "checkpoints")  # thrice the model's size, and of no use any more
-    if result.late_signal:  # it was for the study, which has more to do
+    shutil.rmtree(Path(model.config.out) / "checkpoints")  # three times the size of the model, and no longer needed
+    if result.late_signal:  # the signal is for the study, which has more to do
         raise KeyboardInterrupt
     return found
 
 
 def _forget(model: Wanted) -> None:
-    """Makes the next run begin anew. What says that the model is done goes last but for the model itself."""
+    """Makes the next run start from the beginning, by removing the checkpoints and the result, not the model."""
     shutil.rmtree(Path(model.config.out) / "checkpoints", ignore_errors=True)
     (model.directory / "result.json").unlink(missing_ok=True)
 
 
 def _left_behind(model: Wanted) -> bool:
-    """Puts the checkpoints of a pre-training aside of which none is valid, so that it begins anew: a study must not
-    stop at what it can make. Returns whether there were such."""
+    """Moves checkpoints aside if none of them is valid, so that the pre-training starts from the beginning: a study
+    must not stop at something that it can make again. Returns whether it did so."""
     from ..train import checkpoint
 
     directory = Path(model.config.out) / "checkpoints"
@@ -232,7 +236,7 @@ def _run(model: Wanted):
     from ..train.model_and_data import build_model, open_data
     from ..train.pretrain import pretrain
 
-    if (model.directory / "result.json").is_file():  # done, but without steps that are wanted now: the same bits again
+    if (model.directory / "result.json").is_file():  # finished without some weights: repeated, with the same bits
         _forget(model)
     data, heldout = open_data(model.config)
     corpus.verify(data.shards)  # `pretrain` checks what it opens itself
@@ -250,7 +254,7 @@ def _run(model: Wanted):
 
 
 def _train_static(model: Wanted) -> dict:
-    """word2vec on as many tokens as the pre-training of such a row would see, whole passes over the text."""
+    """Trains word2vec on about as many tokens as the row's pre-training would see, in whole epochs."""
     from ..train.model_and_data import open_data
     from ..train.word2vec import ShardSentences, train_word2vec
     from .machine import Clock, made_by
@@ -284,7 +288,7 @@ def _train_static(model: Wanted) -> dict:
 
 
 def _word2vec(config: PretrainConfig, values: dict, where: str):
-    """A row's options of word2vec. Raises InputError for one that does not fit."""
+    """A row's options of word2vec. Raises InputError for an invalid one."""
     from ..options import fitted_options
     from ..train.word2vec import Word2VecConfig
 
@@ -295,14 +299,14 @@ def _word2vec(config: PretrainConfig, values: dict, where: str):
 
 
 def _save(network, target: Path) -> None:
-    """Writes a model directory, whole or not at all."""
+    """Writes a model directory, atomically."""
     with whole_directory(target) as fresh:
         network.save_pretrained(fresh)
         (fresh / _DIGEST).write_text(keys.file_digest(fresh / _WEIGHTS))
 
 
 def _figures(model: Wanted, result) -> dict:
-    """What a study says of a pre-training; what a clock decides is kept apart."""
+    """The result of a pre-training; everything that depends on time is under "measured"."""
     from .machine import made_by
 
     rows = [row for row in result.history if row["kind"] == "heldout"]

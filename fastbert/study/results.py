@@ -1,4 +1,4 @@
-"""What a study came to, as one JSON value: everything the report shows."""
+"""The results of a study as one JSON value, which has everything that the report shows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from .run import Work
 
 
 def collect(work: Work, command: str) -> dict:
-    """Reads the results of all jobs, which must be done.
+    """Reads the results of all jobs, which must be finished.
 
     Returns:
-        strict JSON; what a clock or the machine decides is under "measured", all else is the same in every run.
+        strict JSON; everything that depends on time or on the machine is under "measured", the rest is the same in
+        every run.
     """
     from .corpus import unigram_loss
     from .machine import description
@@ -64,12 +65,12 @@ def collect(work: Work, command: str) -> dict:
 
 
 def scaled(task: TaskSpec, value: float) -> float:
-    """A metric in per cent, as the paper has them; SQuAD's official figures are so already."""
+    """A metric in per cent, as in the paper; SQuAD's official figures already are."""
     return value if task.task.startswith("squad") else 100 * value
 
 
 def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
-    """A row's pre-training over its seeds, at the place where its model is taken."""
+    """A row's pre-training over its seeds, at the step where its model is taken."""
     from .pretrained import digest_at, step_at
 
     found = [models[row.name, seed] for seed in study.seeds]
@@ -90,7 +91,7 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     return {
         "model": wanted[0].name,
         "steps": step,
-        # A run leaves the weights of its least held-out loss, which one that has begun to overfit reached earlier.
+        # A run keeps the weights of its lowest held-out loss, which it reaches before the end if it begins to overfit.
         "weights_of_step": [f["best_step"] if step == config.steps else step for f in found if f["curve"]],
         "tokens": [round(f["tokens"] * step / f["steps"]) for f in found],
         "losses": losses,
@@ -105,7 +106,7 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
 
 
 def _strict(point: dict) -> dict:
-    """The point with None for what JSON has no number for: on the way a loss may be infinite."""
+    """The point with None for numbers that JSON lacks, since a loss may be infinite during a pre-training."""
     return {name: value if math.isfinite(value) else None for name, value in point.items()}
 
 
@@ -114,7 +115,7 @@ def _point(curve: Sequence[dict], step: int) -> dict:
 
 
 def _columns(study: Study, cells: dict, pretraining: dict) -> list[tuple[dict, dict[str, Figure]]]:
-    """Every column: what it is, and its figures by row."""
+    """Each column's description, and its figures by row."""
     found = []
     if study.perplexity:
         figures = {
@@ -167,7 +168,7 @@ def _figure(figure: Figure) -> dict:
 
 
 def _uses(study: Study, column: str, pretraining: dict) -> dict[str, compare.ModelUse]:
-    """How each row's model is used in a column; nothing for one that is no task."""
+    """How each row's model is used for a column; empty for a column that is not a task."""
     task = next((task for task in study.tasks if task.column == column), None)
     if task is None:
         return {}
@@ -185,20 +186,20 @@ def _disagreement(pair: compare.Pair, figures: dict[str, Figure], margins: dict[
 
 
 def _total(results, name: str) -> float | None:
-    """The sum of what is measured; None where one of the jobs was done by a fastbert that did not measure it."""
+    """The sum of a measurement over jobs; None if one was done by a version of fastbert that did not measure it."""
     counted = [found["measured"].get(name) for found in results]
     return None if None in counted else sum(counted)
 
 
 def spent(works: Sequence[Work]) -> dict[str, float | None]:
-    """Seconds and processor seconds of all jobs of some studies, which must be done; what they share counts once."""
+    """The seconds and processor seconds of all jobs of some studies, which must be finished; shared jobs count once."""
     jobs = {job.key: job for work in works for job in (*work.models, *work.cells)}
     results = [job.result() for job in jobs.values()]
     return {name: _total(results, name) for name in ("seconds", "processor_seconds")}
 
 
 def _effort(work: Work, models: dict) -> dict:
-    """Seconds and rates of the jobs, wherever they were done; each once."""
+    """The seconds and rates of the jobs, each counted once, wherever they were done."""
     once = {found["key"]: found for found in models.values()}.values()
     cells = {cell.key: cell.result() for cell in work.cells}.values()
     rates = {

@@ -1,4 +1,4 @@
-"""Runs what a study needs and the cache has not: pre-trainings, then what is fine-tuned from them."""
+"""Runs the jobs of a study that are not in the cache: pre-trainings, then fine-tunings of their models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Work:
 
     Args:
         data: the data directory.
-        models: each once, seeds first, so that what an interruption leaves is a whole table of fewer seeds.
+        models: the distinct models, ordered by seed first, so that an interruption leaves a whole table of fewer seeds.
         cells: in the order of seeds, rows and columns.
         model_of: the model of every (row, seed).
     """
@@ -51,11 +51,11 @@ class Work:
 
 
 def work_of(study: Study, cache: Path) -> Work:
-    """Prepares the corpus and finds out what there is to do; reads every file of every task, so that what is wrong with
-    one is told before hours are spent.
+    """Prepares the corpus and determines the jobs. Reads every file of every task, so that errors are raised before
+    hours are spent.
 
     Raises:
-        InputError, DataError: of files and options.
+        InputError, DataError: a file or an option is not valid.
     """
     from . import corpus
 
@@ -90,8 +90,8 @@ def work_of(study: Study, cache: Path) -> Work:
 
 
 def together(works: Sequence[Work]) -> list[Work]:
-    """Studies of one cache that run one after another: the first that needs a model keeps its weights at every step
-    that a later one takes it from, which would have to pre-train it again."""
+    """Combines studies that share a cache and run one after another: the first that needs a model keeps its weights
+    after all steps that later studies need, which otherwise would have to pre-train it again."""
     by_key = {model.key: model for model in pretrained.merged([model for work in works for model in work.models])}
     return [
         replace(
@@ -111,16 +111,18 @@ def execute(
     say: Callable[[str], None] = print,
     begins: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Computes what is missing.
+    """Computes the missing results.
 
     Args:
-        jobs: how many at the same time, each in a process of its own; on GPUs the processes take them in turn.
-        threads: of each. Bits are the same for any number of jobs; they are promised for equal threads only.
-        say: takes a line when a job is done.
-        begins: takes the name of a job, with its row, when it begins.
+        work: the study's jobs.
+        jobs: how many run at the same time, each in its own process; GPUs are assigned to the processes in turn.
+        threads: the threads of each. The bits of results do not depend on ``jobs``, but may depend on ``threads``.
+        say: called with a line when a job is finished.
+        begins: called with the name of a job, with its row, when it begins.
 
     Raises:
-        KeyboardInterrupt, SystemExit: a signal; what was done is kept, and a pre-training has saved where it is.
+        KeyboardInterrupt, SystemExit: a signal came; finished results are kept, and a pre-training has saved a
+            checkpoint.
     """
     models, left = work.missing
     total = len(models) + len(left)
@@ -143,7 +145,7 @@ def execute(
 
 
 def _name(job: Wanted | Cell, work: Work) -> str:
-    """A job for people, with its row; several rows may be of one pre-training."""
+    """The name of a job, with its row; several rows may share a pre-training."""
     if isinstance(job, Cell):
         return f"{job.row} on {job.task.column}, seed {job.seed}"
     first, *others = dict.fromkeys(row for (row, _), model in work.model_of.items() if model.key == job.key)
@@ -174,9 +176,9 @@ def _side_by_side(
 ) -> None:
     import multiprocessing
 
-    context = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not live through a fork
+    context = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not survive a fork
     numbers, started = context.Queue(), context.Queue()
-    ends = context.RawValue("b", 0)  # no lock, which a process that was killed would keep
+    ends = context.RawValue("b", 0)  # without a lock, which a killed process would keep
     for number in range(jobs):
         numbers.put(number)
     unmade, models, left = {model.key for model in models}, list(models), list(left)
@@ -184,12 +186,12 @@ def _side_by_side(
     running: dict[Future, Wanted | Cell] = {}
     try:
         while models or left or running:
-            # Cells whose model is there come first, as in turn, so that what an interruption leaves is of few seeds.
+            # Cells whose model exists come first, as in `_in_turn`, so that an interruption leaves complete seeds.
             while len(running) < jobs and (job := _next(models, left, unmade)) is not None:
-                with held_signals():  # it starts the processes, and what has been submitted is to be known as running
+                with held_signals():  # it starts processes, and a submitted job must be recorded as running
                     running[pool.submit(_do, job)] = job
                 begun(job)
-            # Not for ever at a time: a signal that another thread is given wakes not this one, which alone acts on it.
+            # With a timeout: a signal that is delivered to another thread does not wake this one, which handles it.
             done, _ = concurrent.futures.wait(running, 1.0, concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 job = running.pop(future)
@@ -200,14 +202,14 @@ def _side_by_side(
             "a process of the study was killed (out of memory?); the same command goes on where it was"
         ) from None
     finally:
-        if running:  # they save and end, also where the signal was for this process alone
-            ends.value = 1  # one that has only just been started is told by this, at its first job
+        if running:  # they save and end, even if only this process got the signal
+            ends.value = 1  # for a process that was only just started, which reads this before its first job
             _interrupt(started)
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _interrupt(started) -> None:
-    """Sends SIGINT to the processes whose numbers are in a queue."""
+    """Sends SIGINT to the processes whose ids are in a queue."""
     with contextlib.suppress(queue.Empty):
         while True:
             with contextlib.suppress(ProcessLookupError):
@@ -215,7 +217,7 @@ def _interrupt(started) -> None:
 
 
 def _next(models: list[Wanted], left: list[Cell], unmade: set[str]) -> Wanted | Cell | None:
-    """Takes the next job that can be done now."""
+    """Removes and returns the next job that can be done now; None if there is none."""
     for place, cell in enumerate(left):
         if cell.model.key not in unmade:
             return left.pop(place)
@@ -223,7 +225,7 @@ def _next(models: list[Wanted], left: list[Cell], unmade: set[str]) -> Wanted | 
 
 
 def _do(job: Wanted | Cell) -> dict:
-    """A job in a process of its own, which a signal ends; a process that waits for one is ended by the pool."""
+    """Runs a job in a worker process. A signal ends the job; a process without one is ended by the pool."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if _ends is not None and _ends.value:
@@ -239,20 +241,20 @@ def _make(job: Wanted | Cell) -> dict:
 
     try:
         return cells.compute(job) if isinstance(job, Cell) else pretrained.make(job)
-    except TrainingDiverged as error:  # which of a study's many trainings is not the engine's to know
+    except TrainingDiverged as error:  # the engine does not know which of a study's trainings it is
         what = f"{job.row} on {job.task.column}, seed {job.seed}" if isinstance(job, Cell) else job.sentence_name
         raise TrainingDiverged(f"{what}: {error}") from error
 
 
-# In a process of a study: not zero when the study ends.
+# In a worker process: a shared value, which is not zero when the study ends.
 _ends = None
 
 
 def _initialise(threads: int, numbers, started, ends) -> None:
-    """Makes a process ready for jobs: its threads, its GPU, and an end that comes with the parent's."""
+    """Prepares a worker process: sets its threads and its GPU, and lets it end with the parent."""
     global _ends
     _ends = ends
-    obey_the_parent(terminable=True)  # what it is at it saves, see `_do`
+    obey_the_parent(terminable=True)  # `_do` saves the job in progress
     import torch
 
     number = numbers.get()
@@ -264,7 +266,7 @@ def _initialise(threads: int, numbers, started, ends) -> None:
 
 @contextlib.contextmanager
 def with_threads(count: int) -> Iterator[None]:
-    """torch with so many threads while the block runs."""
+    """Sets torch's number of threads in the block."""
     import torch
 
     before = torch.get_num_threads()
@@ -276,7 +278,7 @@ def with_threads(count: int) -> Iterator[None]:
 
 
 def _line(job: Wanted | Cell, result: dict) -> str:
-    """The result of a job as a line."""
+    """A line about the result of a job."""
     seconds = result["measured"]["seconds"]
     if isinstance(job, Cell):
         value = result["metrics"][job.metric]

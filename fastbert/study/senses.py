@@ -1,4 +1,4 @@
-"""The polysemy test of a study's rows: which of the pre-trained models tells the senses of a word apart."""
+"""The polysemy test of a study's rows: how well the pre-trained models tell the senses of words apart."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .run import Work
 
 
 def measure(work: Work, out: Path) -> dict:
-    """Runs `polysemy.compare` on the last layer of every model, under the first row that has it, and draws the first
-    seed's.
+    """Runs `polysemy.compare` on the last layer of every model, under the name of the first row that has it, and draws
+    the picture for the first seed.
 
     Returns:
-        strict JSON: accuracy and silhouette of every row, a value a seed; chance; the table of words of the first seed.
+        strict JSON: accuracy and silhouette of every row, a value per seed; chance; the first seed's table of words.
 
     Raises:
-        DataError: weights in the cache are not those that a pre-training left.
+        DataError: weights in the cache are not those that a pre-training wrote.
     """
     from ..data.tokenizer import load_tokenizer
     from ..models.encoders import load_encoder
@@ -26,7 +26,7 @@ def measure(work: Work, out: Path) -> dict:
     study = work.study
     first = study.seeds[0]
     models = {(work.model_of[row.name, first].key, row.at): row for row in reversed(study.rows)}
-    own = [row for row in study.rows if row in models.values()]  # rows may share a model and use it otherwise
+    own = [row for row in study.rows if row in models.values()]  # several rows may use one model in different ways
     rows: dict[str, dict[str, list[float]]] = {row.name: {"accuracy": [], "silhouette": []} for row in own}
     words, chance = [], 0.0
     for number, seed in enumerate(study.seeds):

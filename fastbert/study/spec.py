@@ -1,7 +1,7 @@
 """Reads a study, a small YAML file, at one scale; importable without torch.
 
-Any value of the file may be a mapping with the keys smoke, small and base; the study is read at one of them. What a
-file does not say is in defaults.yaml.
+Any value of the file may be a mapping with the keys smoke, small and base, of which the one of the scale is read. The
+defaults are in defaults.yaml.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .definition import BUILTIN, PERPLEXITY, RowSpec, Study, TaskSpec, check_tas
 
 SCALES = ("smoke", "small", "base")
 _HERE = Path(__file__).resolve().parent
-# Keys of a file with one value, which must be of its field's type.
+# Keys of a file with a single value, which must have the type of its field.
 _PLAIN = (
     "name",
     "title",
@@ -41,10 +41,10 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Path:
-    """The file of a study: one that comes with the package, or any YAML file.
+    """The file of a study that comes with the package, or any YAML file.
 
     Raises:
-        InputError: neither.
+        InputError: it is neither.
     """
     if name in names():
         return _HERE / "recipes" / f"{name}.yaml"
@@ -57,11 +57,12 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
     """Reads a study.
 
     Args:
+        path: the file.
         scale: one of `SCALES`.
-        given: values of `Study` that win over the file's; None is passed over.
+        given: fields of `Study` that replace the file's values, unless they are None.
 
     Raises:
-        InputError: no such file, no YAML, a key that is not known, or a value that does not fit.
+        InputError: there is no such file, it is not YAML, a key is unknown, or a value is not valid.
     """
     path = Path(path)
     if scale not in SCALES:
@@ -97,7 +98,7 @@ def _corpus(value: Any, path: Path) -> tuple[str, ...]:
 
 
 def _at_scale(value: Any, scale: str, source: str) -> Any:
-    """The value with every mapping by scale replaced by what it has for this one."""
+    """The value, in which every mapping of scales is replaced by its value for this scale."""
     if isinstance(value, dict):
         if value and set(value) <= set(SCALES):
             if scale not in value:
@@ -159,7 +160,7 @@ def _rows(given: Any, path: Path) -> tuple[RowSpec, ...]:
 
 
 def _check_line(what: str, name: Any, where: str) -> None:
-    """Raises InputError for a name that a line of a table has no place for."""
+    """Raises InputError for a name that does not fit into a line of a table."""
     if type(name) not in (str, int, float) or len(str(name).strip().splitlines()) != 1:
         raise InputError(f"{where}: expected {what}, a line of text, got {name!r:.60}")
 
@@ -171,7 +172,7 @@ def _check_different(what: str, names: Iterable[str], path: Path) -> None:
 
 
 def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path, own: Sequence[str]) -> tuple[RowSpec, ...]:
-    """Each row once for every share of its pre-training, where the study asks for some; ``own`` are rows that do."""
+    """The rows, or if the study has shares (``at``) each row once for every share; ``own``: rows with a share."""
     if shares is None:
         return rows
     if not isinstance(shares, list) or not shares or not all(type(s) in (int, float) and 0 < s <= 1 for s in shares):
@@ -188,9 +189,9 @@ def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path, own: Sequence[str]) 
 
 
 def _check(study: Study, path: Path) -> None:
-    """Raises InputError for what no single value shows."""
+    """Raises InputError for values that do not fit each other."""
     _check_different("rows", (row.name for row in study.rows), path)
-    # The column of perplexities is found by its name too.
+    # The column of perplexities has a name too.
     own = [PERPLEXITY] if study.perplexity else []
     _check_different("tasks", (*own, *(task.column for task in study.tasks)), path)
     _check_plain(study, path)
@@ -206,7 +207,7 @@ def _check(study: Study, path: Path) -> None:
 
 
 def _check_plain(study: Study, path: Path) -> None:
-    """Raises InputError for seeds, a name or a share of held-out documents that cannot be."""
+    """Raises InputError for invalid seeds, an invalid name or an invalid share of held-out documents."""
     seeds, name = study.seeds, study.name
     fit = all(type(seed) is int and 0 <= seed < 1 << 64 for seed in seeds)
     if not seeds or not fit or len(set(seeds)) < len(seeds):
