@@ -1,4 +1,4 @@
-"""Triton kernels, one file an op: the kernels, their launch settings, and launchers that take tensors.
+"""Triton kernels, one file per op: the kernels, their launch settings, and launchers that take tensors.
 
-Imported only where a call is served by them: importing triton costs time, and it need not be installed.
+Imported only for calls that they serve: importing triton takes time, and it may not be installed.
 """

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter 2019), p -= lr u, over the tables of optimizer.py: a launch for each kind of element."""
+"""AdamW (Loshchilov & Hutter 2019), p -= lr u, over the tables of optimizer.py, with a launch per kind of element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels share: how they are started, the dropout's bits, and how launchers choose sizes."""
+"""Shared by the kernels: launching, the random bits of dropout, exact math functions, and sizes for launchers."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ import torch
 import triton
 import triton.language as tl
 
-# What differs between the calls of one model: its layers' dropouts, and how many rows there are. Triton would compile a
-# kernel anew for multiples of 16 and for 1, which it makes a constant.
+# Arguments that differ between the calls of one model: the layers' dropouts, and numbers of rows. By default, Triton
+# would compile other kernels for multiples of 16 and for 1, which becomes a constant.
 _VARIES = ["site", "threshold", "T", "M", "V", "rows_each", "bit_blocks"]
-# Kernels that `kernel` keeps of one function, of which a model has a few.
+# The most compiled kernels that `kernel` keeps of one function; a model needs a few.
 _MOST_COMPILED = 256
-# A product and a sum become a multiply-add. Triton's own default: up to 3.9 that they do, there with a warning to the
-# user, and from 3.10 on that they do not.
+# Fuses a product and a sum into a multiply-add. It is the default up to Triton 3.9, which may warn the user about it,
+# and no longer from 3.10 on.
 OPTIONS = {"enable_fp_fusion": True}
 
 
 def differences(x: torch.Tensor) -> dict:
-    """Options of a kernel that subtracts from products what it made of them, as LayerNorm's gradient does. In fp32 they
-    are rounded as they were then: a product that is not has a difference from its own mean. 16 bits do not see it.
+    """Options of a kernel that subtracts from products a value computed from the same products, as LayerNorm's gradient
+    does. In fp32 multiply-adds are turned off, so that products are rounded in the same way both times: otherwise even
+    equal values would differ from their mean. In 16 bits this does not matter.
     """
     return {"enable_fp_fusion": x.dtype != torch.float32}
 
 
-class kernel:  # as a decorator is named
-    """`triton.jit` for what the host starts, the first argument being a tensor: on that tensor's device, where Triton
-    takes the current one; compiled once for all sizes that differ from call to call.
+class kernel:  # lower case, since it is used as a decorator
+    """`triton.jit` for kernels that the host launches. It launches on the device of the first argument, a tensor
+    (Triton takes the current device), and compiles once for all sizes that differ from call to call.
 
-    Most of the time that Triton takes for a launch goes into finding out for which kind of arguments a kernel must be
-    compiled. Here a compiled kernel is found again by what is at least as exact, and started as Triton itself lets one
-    start it. Pointers (``_ptr``) must come first and constants last.
+    Most of the time of Triton's launch is spent on finding the specialisation for the arguments. Here a compiled kernel
+    is looked up by a key that is at least as specific, and is started by Triton's own interface for compiled kernels.
+    Pointers (``_ptr``) must come first and constants last.
     """
 
-    is_direct = True  # False: every launch is Triton's own, for those who look on there
+    is_direct = True  # False launches through Triton every time, for tests that observe its launches
 
     def __init__(self, function: Callable) -> None:
         self.jitted = triton.jit(function, do_not_specialize=_VARIES)
@@ -54,8 +55,8 @@ class kernel:  # as a decorator is named
         return partial(self._start, grid)
 
     def _start(self, grid: tuple[int, ...], x: torch.Tensor, *arguments, **options) -> None:
-        options, device = {**OPTIONS, **options}, x.get_device()  # -1, of the host
-        if device < 0 or device == torch.cuda.current_device():  # to set it again takes as long as some launches
+        options, device = {**OPTIONS, **options}, x.get_device()  # -1 on the CPU
+        if device < 0 or device == torch.cuda.current_device():  # setting the device takes as long as some launches
             self._launch(grid, device, (x, *arguments), options)
         else:
             with torch.cuda.device(device):
@@ -75,7 +76,7 @@ class kernel:  # as a decorator is named
             self._compiled[key] = compiled, [options[name] for name in self._constants]
 
     def _key(self, device: int, arguments: tuple, options: dict) -> tuple | None:
-        """What decides for Triton which kernel it is; None where a number does not fit into 32 bits."""
+        """The key of the compiled kernel: all that Triton specialises on. None for numbers above 32 bits."""
         for at in self._varying:
             if arguments[at] >> 31:
                 return None
@@ -99,20 +100,20 @@ def keep_bits(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """(BLOCK_M, BLOCK_N) bool: which elements are kept in columns 8 first_group and on (fastbert.reference.dropout).
-    Where all are dropped, threshold 65536, it is anything: their factor is zero.
+    """(BLOCK_M, BLOCK_N) bool: which elements are kept, in columns from 8 first_group on (fastbert.reference.dropout).
+    With threshold 65536, where all are dropped, the result is arbitrary, since the factor is zero.
 
-    One Philox call feeds eight elements: its four words hold eight halves, low half first, and half j of group g is for
-    column 8 g + j. Words, and not bits, move from the threads that draw them to those that use them: once, since
-    Triton finds one joining of tensors and then one broadcast on their way.
+    One Philox call serves eight elements: its four words have eight halves, low half first, and half j of group g is
+    for column 8 g + j. The threads that draw the words pass the words, and not the bits, to those that use them, and do
+    so only once, since the tensors are joined once and then broadcast once.
     """
     groups = (first_group + tl.arange(0, BLOCK_N // 8)).to(tl.uint32)[None, :]
     w0, w1, w2, w3 = _philox(seed, groups, rows.to(tl.uint32)[:, None], site.to(tl.uint32), offset.to(tl.uint32))
     words = tl.join(w0.to(tl.uint64) | (w1.to(tl.uint64) << 32), w2.to(tl.uint64) | (w3.to(tl.uint64) << 32))
     words = tl.broadcast_to(words[:, :, :, None], (BLOCK_M, BLOCK_N // 8, 2, 4))
     half = tl.arange(0, 4)[None, None, None, :]
-    # To the upper half of 32 bits; what is below does not matter. A thread of a product has both halves of a word, for
-    # which it chooses the word once.
+    # The bits are moved to the upper half of 32 bits; the lower half does not matter. In the layout of a matrix
+    # product, a thread has both halves of a word and selects the word once.
     chosen = tl.where(half < 2, words.to(tl.uint32), (words >> 32).to(tl.uint32))
     halves = chosen << (16 - 16 * (half & 1)).to(tl.uint32)
     return tl.reshape(halves >= (threshold << 16).to(tl.uint32), (BLOCK_M, BLOCK_N))
@@ -120,8 +121,8 @@ def keep_bits(
 
 @triton.jit
 def _philox(seed, c0, c1, c2, c3):
-    """Philox 4x32-10 of uint32 counters whose shapes broadcast: `tl.philox`, but both halves of a product are one
-    multiplication, and what depends on a row or a column alone is computed once for it.
+    """Philox 4x32-10 of uint32 counters with broadcastable shapes. Unlike in `tl.philox`, both halves of a product come
+    from one multiplication, and values that depend only on the row or the column are computed once for it.
     """
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     for _ in tl.static_range(10):
@@ -135,12 +136,13 @@ def _philox(seed, c0, c1, c2, c3):
 
 @triton.jit
 def exp2(x, PRECISION: tl.constexpr):
-    """2^x for x up to 127; zero below -126. The GPU's own instruction is up to two units off, which 16 bits do not see;
-    for what is computed in fp32 it is a polynomial within one unit: 2^x is 2^whole 2^part, part within half of 0.
+    """2^x for x up to 127; zero below -126. The GPU's own instruction has an error of up to 2 ulp, which does not
+    matter in 16 bits. With PRECISION "ieee", for fp32, it is 2^whole times a polynomial in part, |part| <= 1/2, within
+    1 ulp.
     """
     if PRECISION != "ieee":
         return tl.exp2(x)
-    # Not a maximum, which on a GPU would make a number of NaN.
+    # Not a maximum, which on a GPU would turn NaN into a number.
     inside = tl.where(x < -126, 0.0, x)
     whole = tl.floor(inside + 0.5)
     part = inside - whole
@@ -156,9 +158,9 @@ def exp2(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def exp(x, PRECISION: tl.constexpr):
-    """e^x for x up to 88, zero below -87; by PRECISION as `exp2`. `tl.exp` is 2^(x log2(e)) of a rounded product, whose
-    error grows with x. Here e^x is 2^whole e^part, part within log(2) / 2 of 0; whole times the first of the two parts
-    of log(2), of 9 bits, is exact.
+    """e^x for x up to 88, zero below -87; PRECISION as in `exp2`. `tl.exp` is 2^(x log2(e)) with a rounded product,
+    whose error grows with x. Here e^x is 2^whole e^part, |part| <= log(2) / 2. log(2) is split into two parts, of which
+    the first has 9 bits, so that its product with whole is exact.
     """
     if PRECISION != "ieee":
         return tl.exp(x)
@@ -178,8 +180,9 @@ def exp(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def log(x, PRECISION: tl.constexpr):
-    """The natural logarithm; by PRECISION as `exp2`. The GPU's instruction is off by 2^-22 whatever the result, and so
-    are probabilities. Here x is 2^whole f, f within a root of 2 of 1, and log f the series of artanh.
+    """The natural logarithm; PRECISION as in `exp2`. The GPU's instruction has an absolute error of 2^-22, which
+    becomes a relative error of probabilities. Here x is 2^whole f with f between sqrt(1/2) and sqrt(2), and log f is
+    computed by the series of artanh.
     """
     if PRECISION != "ieee":
         return tl.log(x)
@@ -199,7 +202,7 @@ def log(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def quotient(x, y, PRECISION: tl.constexpr):
-    """x / y, by an instruction that is up to two units off or, as `exp2`, correctly rounded."""
+    """x / y, by an instruction with an error of up to 2 ulp or, with PRECISION "ieee", correctly rounded."""
     if PRECISION != "ieee":
         return x / y
     return tl.div_rn(x, y)
@@ -207,9 +210,9 @@ def quotient(x, y, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(acc, product, PRECISION: tl.constexpr):
-    """acc + product, of one tile of what is summed. In fp32 the tile is summed apart from acc: Triton makes a sum and a
-    product one that goes on from acc term after term, and over 385 queries that was off by 7 times as much. It does not
-    know a multiply-add by 1 for a sum.
+    """acc + product, where product is a tile's part of a long sum. In fp32 the tile must be summed separately: Triton
+    fuses a matrix product and a sum into one that continues from acc term by term, whose error over 385 queries was 7
+    times as large. It does not recognise a multiply-add by 1 as a sum.
     """
     if PRECISION != "ieee":
         return acc + product
@@ -218,14 +221,14 @@ def add_product(acc, product, PRECISION: tl.constexpr):
 
 @cache
 def arch(device: torch.device) -> int:
-    """The compute capability, as 80 for 8.0; 90 where there is no GPU, as in the interpreter."""
+    """The compute capability, such as 80 for 8.0; 90 without a GPU, in the interpreter."""
     if device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
-# `triton.cdiv` and `triton.next_power_of_2` are for kernels too, and take the host ten times as long.
+# `triton.cdiv` and `triton.next_power_of_2` also work in kernels, and take ten times as long on the host.
 def cdiv(n: int, divisor: int) -> int:
     return -(-n // divisor)
 
@@ -234,19 +237,20 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-# Of a Hopper GPU. Sums over rows are cut for it on every GPU.
+# That of a Hopper GPU, by which sums over rows are split on every GPU.
 MULTIPROCESSORS = 132
 
 
 def rows_per_program(rows: int, programs: int = 4 * MULTIPROCESSORS, tile: int = 1) -> int:
-    """Rows that one program of a reduction sums, whole tiles: by sizes alone, so the bits do not depend on the GPU."""
+    """The rows that one program of a reduction sums, in whole tiles. It depends only on sizes, so bits are the same on
+    every GPU."""
     return max(cdiv(cdiv(rows, programs), tile), 1) * tile
 
 
 @triton.jit
 def own_rows(program, programs, rows_each, M, BLOCK_M: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """(first row of a program's first tile, end, distance of its tiles). INTERLEAVED: programs that run at a time take
-    tiles side by side, so that what they read lies together in memory; or else each takes rows side by side.
+    """(first row of a program's first tile, end, stride of its tiles). INTERLEAVED: concurrent programs take adjacent
+    tiles, so that they read adjacent memory; otherwise each program takes consecutive rows.
     """
     if INTERLEAVED:
         return program * BLOCK_M, M.to(tl.int64), programs.to(tl.int64) * BLOCK_M
@@ -268,28 +272,28 @@ def own_block(cu_seqlens_ptr, BLOCK: tl.constexpr):
 
 
 def whole(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """Vectors as kernels read them, which take no stride: numbers side by side."""
+    """Contiguous vectors, since kernels take no stride for them; None stays None."""
     return [None if x is None else x.contiguous() for x in vectors]
 
 
 def empty_rng(x: torch.Tensor) -> torch.Tensor:
-    """What a kernel without dropout takes in the place of the random state."""
+    """A placeholder for the random state, for kernels without dropout."""
     return x.new_empty(0, dtype=torch.int64)
 
 
 @triton.jit
 def to_fp8(x, scale, LIMIT: tl.constexpr, KIND: tl.constexpr):
-    """x fp32 times scale in 8 bits; what is too large is clipped, what is not finite becomes NaN."""
+    """x (fp32) times scale in 8 bits; values that are too large are clipped, infinities and NaN become NaN."""
     clipped = tl.minimum(tl.maximum(x * scale, -LIMIT), LIMIT)
     return tl.where(tl.abs(x) < float("inf"), clipped, float("nan")).to(KIND)
 
 
 @triton.jit
 def note_largest(maxima_ptr, x, LANES: tl.constexpr):
-    """Notes the largest magnitude of a tile for the scales of later steps (fastbert.fp8).
+    """Records the largest magnitude of a tile, for the scales of later steps (fastbert.fp8).
 
-    A maximum of integers is the same in any order: these atomics cost no repeatability. The bits of floats above zero
-    are ordered as these are.
+    A maximum of integers is the same in any order, so these atomics are repeatable. Positive floats are ordered like
+    their bits.
     """
     largest = tl.max(tl.max(tl.abs(x), 1), 0)
     lane = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) % LANES

@@ -2,10 +2,11 @@
 
 loss = log sum exp(x) - x[label];   dx = dloss (softmax(x) - [column == label])
 
-log sum exp(x) is kept as two numbers, the largest x and the rest: what rounding of their sum loses is an error of every
-probability, several units in the last place.
+log sum exp(x) is kept as two numbers, the largest x and the rest: rounding their sum would cause an error of several
+ulp in every probability.
 
-Blocks of whole rows are read under no mask: one that ends anywhere, as BERT's vocabulary does, keeps loads narrow.
+Whole blocks of a row are loaded without a mask: a mask that ends at an arbitrary column, such as that of BERT's
+vocabulary, would make loads narrow.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ _BLOCK = 2048
 
 
 def forward_settings(columns: int, itemsize: int, aligned: bool = True) -> dict:
-    """Of GROUP numbers, a load of 16 bytes, a thread takes the largest before it rescales its sum: one more power for
-    all of them and not for each, of which a multiprocessor makes 16 a cycle and in bf16 memory brings 13 numbers.
-    Rows that are not ``aligned`` to 16 bytes are loaded number by number, and threads take neighbouring ones.
+    """The launch settings of forward. A thread first takes the maximum of GROUP numbers, a load of 16 bytes, and then
+    rescales its sum: this needs one additional exponential for all of them and not for each. A multiprocessor computes
+    16 exponentials a cycle, and memory brings 13 numbers in bf16.
+    Rows that are not ``aligned`` to 16 bytes are loaded number by number, with neighbouring ones in neighbouring
+    threads.
     """
     group = 16 // itemsize if aligned else 1
     block = min(4096 if itemsize == 2 and aligned else 2048, max(next_power_of_2(columns), group))
@@ -32,7 +35,7 @@ def forward_settings(columns: int, itemsize: int, aligned: bool = True) -> dict:
 
 @triton.jit
 def _add_up(m, total, x, PRECISION: tl.constexpr):
-    """The largest so far and the sum of exponentials below it, group by group of x (groups, GROUP)."""
+    """The running maximum m and sum of exp(x - m), for each group of x (groups, GROUP)."""
     higher = tl.maximum(m, tl.max(x, 1))
     # A lane that has only seen -inf stays at zero.
     shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -69,10 +72,10 @@ def _cross_entropy_fwd_kernel(
     top = tl.max(m, 0)
     above = log(tl.sum(total * exp(m - top, PRECISION), 0), PRECISION)
     counts = label != ignore_index
-    # Of a label that is no column the loss is NaN, in place of memory that is not ours.
+    # With a label that is not a column, the loss is NaN, and no memory out of bounds is read.
     known = (label >= 0) & (label < N)
     x = tl.load(logits_ptr + label, mask=known, other=float("nan")).to(tl.float32)
-    # Not lse - x: a loss near 0 would be lost in the rounding of lse.
+    # Not lse - x: a loss near 0 would be lost by rounding lse.
     tl.store(loss_ptr + row, tl.where(counts, above + (top - x), 0.0))
     tl.store(lse_ptr + 2 * row, top)
     tl.store(lse_ptr + 2 * row + 1, above)

@@ -1,4 +1,4 @@
-"""Dropout alone: one read, one write; its own backward under the same bits."""
+"""Dropout alone, with one read and one write; backward is the same kernel with the same bits."""
 
 from __future__ import annotations
 

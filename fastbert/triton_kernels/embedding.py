@@ -3,11 +3,12 @@
     z = word + type + position;  out = dropout((z - mean) rstd weight + bias)
     d = dropout(dout), the same bits;  g = d weight;  dz = rstd (g - mean(g) - zhat mean(g zhat))
 
-Forward reads a row of each table and writes out; backward gathers the rows again, so that nothing but two numbers a
-token is kept. dz is the gradient of all three rows. A table's is summed without atomics: tokens are sorted by id and
-each run of one id is summed. Stage one sums runs within chunks of 32 sorted tokens, each into the place of its first
-token; stage two, at the first token of every run, adds up the parts of its later chunks, 16 at a time. So a run of n
-tokens waits for memory n / 512 times, which matters for segment ids (two of them) and [MASK].
+Forward reads a row of each table and writes out; backward gathers the rows again, so that only two numbers a token are
+kept. dz is the gradient of all three rows. The gradient of a table is summed without atomics: tokens are sorted by id,
+and the rows of each run of equal ids are summed. Stage one sums runs within chunks of 32 sorted tokens, and writes each
+sum to the place of its first token. Stage two, at the first token of every run, adds the sums of its later chunks, 16
+at a time. A run of n tokens thus waits for memory n / 512 times, which matters for segment ids (of which there are two)
+and [MASK].
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from .common import cdiv, empty_rng, keep_bits, kernel, next_power_of_2, rows_pe
 from .layer_norm import normalised, sum_gradient, sum_rows, warps
 
 CHUNK = tl.constexpr(32)
-PARTS = 16  # of a run, added up at a time
+PARTS = 16  # sums of a run's chunks that are added at a time
 
 
 @triton.jit
 def _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns):
-    """(1, BLOCK_N) fp32 z of a token; NaN where an id is no row of its table, in place of memory that is not ours."""
+    """(1, BLOCK_N) fp32, z of a token; NaN if an id is out of range, so that no memory out of bounds is read."""
     word, kind, place = tl.load(ids_ptr + token), tl.load(types_ptr + token), tl.load(places_ptr + token)
     valid = (word >= 0) & (word < V) & (kind >= 0) & (kind < TYPES) & (place >= 0) & (place < P)
-    # One comparison: Triton 3.9's interpreter takes no mask of a block's and a number's.
+    # A single comparison: Triton 3.9's interpreter cannot combine masks of a block and of a scalar.
     here = columns < tl.where(valid, N, 0)
     z = tl.load(word_ptr + word * N + columns, mask=here, other=0.0).to(tl.float32)
     z += tl.load(type_ptr + kind * N + columns, mask=here, other=0.0).to(tl.float32)
@@ -175,7 +176,7 @@ def _sum_runs_kernel(
         return
     if here == padding_idx:
         return
-    if (here < 0) | (here >= V):  # no row of the table, whose z was NaN, has no place in the gradient
+    if (here < 0) | (here >= V):  # an id out of range, whose z was NaN, has no row in the gradient
         return
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
@@ -232,7 +233,7 @@ def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | 
     tokens, columns = dout.shape
     dtable = torch.zeros(table.shape, dtype=table.dtype, device=table.device)
     if tokens:
-        # The narrower the keys, the fewer passes sort them: 2 of 16 bits, 8 of 64. What is no row stays none.
+        # Narrow keys are sorted in fewer passes: 2 with 16 bits, 8 with 64. Ids out of range stay out of range.
         kind = torch.int16 if len(table) < 2**15 else torch.int32
         sorted_ids, order = torch.sort(ids.clamp(-1, len(table)).to(kind), stable=True)
         partial = torch.empty(tokens, columns, dtype=torch.float32, device=dout.device)

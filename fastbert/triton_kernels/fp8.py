@@ -1,11 +1,11 @@
-"""Tensors in 8-bit floats (fastbert.fp8): cast, transposed, and written by the GELU that makes them.
+"""Tensors in 8-bit floats (fastbert.fp8): casts, transposes, and GELU with 8-bit results.
 
-    data = x scale in e4m3 or e5m2;  across = data transposed, for products take both operands by rows of what is summed
+    data = x scale in e4m3 or e5m2;  across = data transposed: products take operands contiguous in the summed index
 
-A cast reads two bytes an element and writes one, or two with the transpose; GELU forward and backward write theirs in
-place of 16 bits, so that nothing between the two products of a feed-forward block is ever there in 16 bits but the
-GELU's input. Rows of ``across`` are filled up with zeros to whole 16 bytes. What is cast is the result rounded to the
-dtype of the input: the bits are those of a cast after the plain op.
+A cast reads two bytes an element and writes one, or two with the transpose. GELU forward and backward write 8 bits in
+place of 16, so that between the two products of a feed-forward block only the GELU's input exists in 16 bits. Rows of
+``across`` are padded with zeros to a multiple of 16 bytes. Results are first rounded to the dtype of the input, so the
+bits are those of a cast after the plain op.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .common import cdiv, kernel, note_largest, to_fp8, whole
 from .gelu import _gelu, _gelu_slope
 from .layer_norm import sum_rows
 
-# A square tile of bytes: 64 of them are two sectors of memory, along rows and across them. On an H200 tiles of 32 and
-# 128, and other numbers of warps, are slower, but for the transpose alone.
+# A square tile of bytes: 64 of them are two sectors of memory, along rows and across them. On an H200, tiles of 32 and
+# 128 and other numbers of warps are slower, except for the transpose alone.
 BLOCK = 64
 
 
@@ -34,17 +34,17 @@ def _place(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _store_across(across_ptr, turned, rows, columns, N, M_up):
-    """A transposed tile of 8 bits. Its zeros beyond the last row are stored too, as far as rows are filled up."""
+    """Stores a transposed tile of 8 bits, including the zeros beyond the last row with which rows are padded."""
     at = tl.trans(columns).to(tl.int64) * M_up + tl.trans(rows)
     tl.store(across_ptr + at, turned, mask=(tl.trans(columns) < N) & (tl.trans(rows) < M_up))
 
 
 @triton.jit
 def _cast_across(across_ptr, x, slot_scale_ptr, rows, columns, N, M_up, LIMIT: tl.constexpr):
-    """The transpose of a tile x of fp32 in 8 bits, cast a second time and not taken from the tile that is stored as it
-    is: NVIDIA's assembler up to CUDA 12.9 reads registers too early where one cast is packed into words for one store
-    and taken apart for another (github.com/triton-lang/triton/issues/11111). To the compilers the scale of a volatile
-    load may be another number, so that they cannot make one cast of the two.
+    """Stores the transpose of a tile x of fp32 in 8 bits. It is cast a second time and not taken from the tile that is
+    stored untransposed: up to CUDA 12.9, NVIDIA's assembler reads registers too early if one cast is packed into words
+    for one store and unpacked for another (github.com/triton-lang/triton/issues/11111). The scale is read by a volatile
+    load, so that the compilers cannot merge the two casts.
     """
     turned = to_fp8(tl.trans(x), tl.load(slot_scale_ptr, volatile=True), LIMIT, across_ptr.dtype.element_ty)
     _store_across(across_ptr, turned, rows, columns, N, M_up)
@@ -118,7 +118,7 @@ def _gelu_cast_kernel(
     inside = (rows < M) & (columns < N)
     x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
     x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
-    # Rows past the end hold the bias alone by now.
+    # Rows past the end are the bias here.
     hidden = tl.where(inside, _gelu(x, TANH, EXACT), 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
     note_largest(maxima_ptr, hidden, LANES)
     data = to_fp8(hidden, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
@@ -178,7 +178,7 @@ def _outputs(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 def cast(
     x: Tensor, slot: Slot, *, across: bool = False, sums: bool = False, out: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """x (M, N) contiguous -> its 8 bits; where asked for, their transpose and the sum of x over rows (N,) fp32."""
+    """x (M, N) contiguous -> its 8 bits and, if asked for, their transpose and the sum of x over rows (N,) fp32."""
     rows, columns = x.shape
     if out is not None:
         data, turned = out
@@ -218,7 +218,7 @@ def transpose(data: Tensor) -> Tensor:
 
 
 def gelu_cast(x: Tensor, bias: Tensor, tanh: bool, slot: Slot) -> tuple[Tensor, Tensor]:
-    """8 bits of gelu(x + bias), (M, N), and their transpose."""
+    """gelu(x + bias) in 8 bits, (M, N), and its transpose."""
     rows, columns = x.shape
     data, across = _outputs(x, slot.kind)
     if rows:
@@ -235,7 +235,7 @@ def gelu_cast(x: Tensor, bias: Tensor, tanh: bool, slot: Slot) -> tuple[Tensor, 
 
 
 def gelu_backward_cast(dout: Tensor, x: Tensor, bias: Tensor, tanh: bool, slot: Slot) -> tuple[Tensor, Tensor, Tensor]:
-    """8 bits of the gradient of x (M, N), their transpose, and the gradient of the bias (N,) fp32."""
+    """The gradient of x in 8 bits (M, N), its transpose, and the gradient of the bias (N,) fp32."""
     rows, columns = x.shape
     data, across = _outputs(x, slot.kind)
     partial = torch.empty(cdiv(rows, BLOCK), 1, columns, dtype=torch.float32, device=x.device)

@@ -1,8 +1,8 @@
 """Bias + GELU (Hendrycks & Gimpel 2016), with the error function or the tanh approximation; forward and backward.
 
-One read and one write of the widest activations of a layer; an H100 has some 35 instructions for a number in the time
-that forward takes to move it, and 53 in backward's. In float32 erf is the GPU's own, which with everything around it
-takes 41 and 63. What is read and written in 16 bits is made of the small tail Phi(-|x|) instead, by a polynomial.
+One read and one write of the widest activations of a layer. In the time that an H100 takes to move a number, it can
+execute some 35 instructions for it in forward and 53 in backward. In float32 erf is the GPU's own function, with which
+there are 41 and 63 instructions. In 16 bits, the result is computed from the small tail Phi(-|x|), by a polynomial.
 tanh(u) = 2 sigmoid(2 u) - 1.
 """
 
@@ -20,9 +20,10 @@ _BLOCK_N = 256
 
 
 def backward_settings(columns: int, tanh: bool) -> dict:
-    """Backward's tile, and over how many programs the rows are spread. A thread has eight columns, a load of 16 bytes,
-    and warps lie side by side, so that rows are summed within a thread. A multiprocessor holds 48 warps (40
-    registers a thread; of the tanh form 56, and 36 warps); there are as many programs, which all run at a time.
+    """Backward's tile, and the number of programs over which the rows are distributed. A thread has eight columns, a
+    load of 16 bytes, and warps are side by side in the columns, so that rows are summed within a thread. A
+    multiprocessor holds 48 warps (40 registers a thread; with tanh 36 warps, 56 registers); the number of programs is
+    such that all run at the same time.
     """
     block = next((width for width in (1024, 512) if columns % width == 0), 256)
     warps = block // 256
@@ -39,8 +40,8 @@ _MINUS_HALF_LOG2E = tl.constexpr(-0.7213475204444817)  # exp(-x^2 / 2) as a powe
 
 @triton.jit
 def _sigmoid(x):
-    """s, the sigmoid of t = 2 sqrt(2 / pi) (x + 0.044715 x^3), and s (1 - s), which is made of what is small where s is
-    near 1: the two units by which a GPU's quotient is off would otherwise be times x^3.
+    """s, the sigmoid of t = 2 sqrt(2 / pi) (x + 0.044715 x^3), and s (1 - s). The latter is computed from exp(-|t|),
+    which is small if s is near 1: otherwise the error of 2 ulp of the quotient would be multiplied by x^3.
     """
     t = (x + x * x * x * _TANH_CUBE) * (2 * _TANH_SCALE)
     e = tl.exp(-tl.abs(t))
@@ -50,8 +51,8 @@ def _sigmoid(x):
 
 @triton.jit
 def _tail(x):
-    """a = |x|, at most 14, and Phi(-a), of which the polynomial is the binary logarithm: a minimax fit on [0, 6], to a
-    relative 4.5e-5. Beyond 6 it falls on, where what is left is less than 1e-9. A NaN stays one.
+    """a = |x|, at most 14, and Phi(-a), whose binary logarithm is a polynomial: a minimax fit on [0, 6] with a relative
+    error of 4.5e-5. Beyond 6, where Phi(-a) is less than 1e-9, the polynomial continues to fall. NaN stays NaN.
     """
     a = tl.minimum(tl.abs(x), 14.0, propagate_nan=tl.PropagateNan.ALL)
     p = 2.29893383e-05 * a - 6.11087176e-04
@@ -64,7 +65,7 @@ def _tail(x):
 
 @triton.jit
 def _gelu(x, TANH: tl.constexpr, EXACT: tl.constexpr):
-    """EXACT: for results in float32."""
+    """GELU(x); EXACT for results in float32."""
     if TANH:
         s, _ = _sigmoid(x)
         return x * s
@@ -130,8 +131,8 @@ def _gelu_bwd_kernel(
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     inside = (rows < last) & (columns < N)
     at = rows * N + columns
-    # A tile is loaded while the one before it is computed. The first load is before the bias's: Triton lays out the
-    # tile as what is loaded first, and moves the other.
+    # A tile is loaded while the one before it is computed. Its first load comes before the bias's: Triton takes the
+    # layout of the first load for the tile and converts the other.
     next_x = tl.load(x_ptr + at, mask=inside, other=0.0)
     next_dout = tl.load(dout_ptr + at, mask=inside, other=0.0)
     bias = tl.zeros((1, BLOCK_N), tl.float32)

@@ -1,8 +1,8 @@
 """LAMB (You et al. 2020, algorithm 2) over the tables of optimizer.py: p -= lr trust u, trust = |p| / |u| of a tensor.
 
-|u| must be known before anything moves, so it takes three launches: the first moves the moments and sums squares, the
-second makes the trust ratios, the third makes u again from p, m and v (16 bytes an element, where keeping u would move
-20). The first and the third are launched once for each kind of element.
+|u| must be known before any parameter changes, so there are three launches: the first updates the moments and sums
+squares, the second computes the trust ratios, and the third computes u again from p, m and v (which moves 16 bytes an
+element; storing u would move 20). The first and the third are launched once for each kind of element.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _lamb_measure_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Moves the moments, and what needs no trust ratio altogether; sums p^2 and u^2 of the rest."""
+    """Updates the moments, and the parameters that need no trust ratio; sums p^2 and u^2 of the others."""
     if tl.load(control_ptr + 2) == 0.0:
         return
     scale = tl.load(control_ptr + 1)

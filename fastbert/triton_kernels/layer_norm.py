@@ -5,9 +5,9 @@
     dweight = sum dout zhat;  dbias = sum dout;  dx_bias = sum dx
 
 Forward reads x and residual and writes out and, for training, z: eight bytes an element in bf16; with a slot
-(fastbert.fp8) also the 8 bits of out that the next products take. Backward reads dout
-and z and writes dx and, under dropout, dresidual. A row is one tile: its sums never leave the program. The sums over
-rows go into one partial row a program, which a second kernel adds up: no atomics, the same bits every time.
+(fastbert.fp8) also out in 8 bits, for the next products. Backward reads dout and z and writes dx and, with dropout,
+dresidual. A row is in one tile, so its sums stay within a program. For the sums over rows each program writes one
+partial row, and a second kernel adds these up: without atomics, so the bits are always the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .common import (
     whole,
 )
 
-# Warps by the width of a row's tile.
+# The number of warps, by the width of a row's tile.
 _WARPS = {1024: 4, 2048: 8, 4096: 8, 8192: 16}
 
 
@@ -42,18 +42,18 @@ def warps(block: int) -> int:
 
 
 def forward_settings(columns: int) -> dict:
-    """Forward's tile: up to 1024 columns a warp. Every thread takes the instructions that a row costs beside its
-    elements (sums over the warp, quotients, the root): with four warps these were half of all, of which there were more
-    than memory leaves the time for.
+    """Forward's tile: up to 1024 columns a warp. Every thread executes the instructions that a row needs besides those
+    for its elements (sums over the warp, quotients, the square root). With four warps a row these were half of all
+    instructions, and the kernel was limited by instructions and not by memory.
     """
     block = next_power_of_2(max(columns, 8))
     return {"BLOCK_M": 1, "BLOCK_N": block, "num_warps": min(max(block // 1024, 1), 16)}
 
 
 def backward_settings(columns: int) -> dict:
-    """Backward's tile, and over how many programs the rows are spread. A thread has 16 columns of a row and their three
-    sums over rows: more do not fit into its registers, with fewer a row costs more beside its elements. A
-    multiprocessor then holds 12 warps; there are as many programs, which all run at a time.
+    """Backward's tile, and the number of programs over which the rows are distributed. A thread has 16 columns of a row
+    and their three sums over rows: more would not fit into its registers, and with fewer the overhead of a row would be
+    larger. A multiprocessor then holds 12 warps; the number of programs is such that all run at the same time.
     """
     block = next_power_of_2(max(columns, 8))
     warps = min(max(block // 512, 1), 16)
@@ -63,9 +63,9 @@ def backward_settings(columns: int) -> dict:
 
 @triton.jit
 def _mean(x, N):
-    """Of each row of a tile, which is zero beyond column N. A GPU's own quotient is 2 ulp off, and one that is rounded
-    correctly takes every thread some ten instructions a row. The inverse is made once, and what the remainder adds to
-    a product by it rounds the quotient correctly (Markstein 1990).
+    """The mean of each row of a tile that is zero beyond column N. A GPU's own quotient has an error of 2 ulp, and a
+    correctly rounded one takes every thread some ten instructions a row. Here the inverse is computed once; a product
+    by it, corrected with the remainder, is the correctly rounded quotient (Markstein 1990).
     """
     total, count = tl.sum(x, 1), tl.full((1,), N, tl.float32)
     inverse = tl.div_rn(1.0, count)
@@ -87,9 +87,7 @@ def normalised(z, columns, N, eps, weight_ptr, bias_ptr):
 
 @triton.jit
 def sum_gradient(dout, z, mean, rstd, weight, inside, N):
-    """dz and zhat of a row, or of rows whose mean and rstd are (M, 1). Beyond column N dz is nothing that is to be
-    read, and zhat is zero.
-    """
+    """dz and zhat of a row, or of rows with mean and rstd (M, 1). Beyond column N dz is undefined, zhat is zero."""
     normal = tl.where(inside, (z - mean) * rstd, 0.0)
     g = dout * weight
     mean_g = _mean(g, N)[:, None]
@@ -146,7 +144,7 @@ def _layer_norm_fwd_kernel(
     out = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, out, mask=inside)
     if LIMIT > 0:
-        wide = tl.where(inside, out.to(tl.float32), 0.0)  # past the last row it is the bias
+        wide = tl.where(inside, out.to(tl.float32), 0.0)  # rows past the end are the bias
         note_largest(maxima_ptr, wide, LANES)
         data = to_fp8(wide, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
         tl.store(data_ptr + at, data, mask=inside)
@@ -181,8 +179,8 @@ def _layer_norm_bwd_kernel(
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_N)[None, :]
     first, last, step = own_rows(program, tl.num_programs(0), rows_each, M, BLOCK_M, INTERLEAVED)
-    # Rows are loaded while those before them are computed. The first load is before the weight's: Triton lays out the
-    # tile as what is loaded first, and moves the other.
+    # Rows are loaded while those before them are computed. The first load comes before the weight's: Triton takes the
+    # layout of the first load for the tile and converts the other.
     rows = first + tl.arange(0, BLOCK_M)
     inside = (rows[:, None] < last) & (columns < N)
     next_dout = tl.load(dout_ptr + rows[:, None] * N + columns, mask=inside, other=0.0)
@@ -238,7 +236,7 @@ def sum_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Each part summed over its rows, in a fixed order."""
+    """Sums each part over its rows, in a fixed order."""
     part = tl.program_id(1)
     out_ptr = first_ptr
     if part == 1:
@@ -255,7 +253,7 @@ def sum_rows_kernel(
     tl.store(out_ptr + columns, tl.sum(acc, 0), mask=columns < N)
 
 
-# Few columns and many rows a program: the sum waits for memory as often as a program goes on to other rows.
+# Few columns and many rows a program: the sum waits for memory each time a program goes on to further rows.
 SUM_ROWS = {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 4}
 
 

@@ -1,7 +1,7 @@
-"""The gradient of a dense layer's bias: the rows of the output's gradient summed, at the speed of reading them.
+"""The gradient of a dense layer's bias: sums the rows of the output's gradient, at the speed of reading them.
 
-As everywhere each program leaves one partial row, and a second kernel adds these up: no atomics, the same bits every
-time.
+Each program writes one partial row, and a second kernel adds these up: without atomics, so the bits are always the
+same.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from .layer_norm import sum_rows
 
 
 def sum_settings(columns: int) -> dict:
-    """The tile, and over how many programs the rows are spread. A thread reads eight rows, 16 bytes of each, before it
-    waits; 32 warps of a multiprocessor, of which it holds more, then wait for 128 KiB. All programs run at a time.
+    """The tile, and the number of programs over which the rows are distributed. A thread reads 16 bytes of each of
+    eight rows before it waits, so 32 warps of a multiprocessor (which holds more) wait for 128 KiB. All programs run at
+    the same time.
     """
     block = next((width for width in (1024, 512) if columns % width == 0), 256)
     warps = block // 256

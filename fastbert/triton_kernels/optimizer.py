@@ -1,13 +1,13 @@
-"""What AdamW (adamw.py) and LAMB (lamb.py) over all tensors of a model share: tables, the norm, and the update
+"""Shared by AdamW (adamw.py) and LAMB (lamb.py) over all tensors of a model: tables, the norm, and the update
 
     g = scale grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  u = m c1 / (sqrt(v) c2 + eps) + decay p
 
-Tensors are cut into chunks of one size, a program each; tables in device memory say where tensors lie and what their
-rates are, so the number of launches does not grow with the number of tensors: one for AdamW, three for LAMB, two for
-norm, clipping and step counts; each over chunks once for every kind of element, of which a model has one or two. Sums
-are made chunk by chunk in a fixed order: no atomics, two runs give equal bits.
+Tensors are cut into chunks of one size, with a program for each. Tables in device memory have the tensors' addresses
+and rates, so the number of launches does not grow with the number of tensors: one for AdamW, three for LAMB, two for
+norm, clipping and step counts. Launches over chunks are made once for every kind of element, of which a model has one
+or two. Sums are computed chunk by chunk in a fixed order: without atomics, so that two runs give equal bits.
 
-``control`` (3,) fp32 holds (norm, scale, finite): where finite is 0 nothing changes, and the host need not know.
+``control`` (3,) fp32 is (norm, scale, finite): if finite is 0 nothing is changed, and the host need not know.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 from .common import cdiv, kernel
 
 CHUNK = tl.constexpr(16384)
-# Four elements a thread, a 128-bit load of each array; eight spill in bf16 on sm_90.
+# Four elements a thread, a 128-bit load from each array; with eight, registers spill in bf16 on sm_90.
 BLOCK, WARPS = 1024, 8
-SUMS = 1024  # sums that a program adds up at a time
-# Columns of the two tables; csrc/include/optimizer.h has the same order.
+SUMS = 1024  # the number of sums that a program adds up at a time
+# The columns of the two tables; csrc/include/optimizer.h has the same order.
 PARAM, GRAD, MASTER, FIRST, SECOND, SIZE, STEP, PLACES = (tl.constexpr(i) for i in range(8))
 LR, EPS, DECAY, RATE1, RATE2, CORRECT1, CORRECT2, HAS_TRUST, LEAST, MOST, RATES = (tl.constexpr(i) for i in range(11))
 
@@ -40,7 +40,7 @@ def pointer(places_ptr, tensor, column: tl.constexpr, DTYPE: tl.constexpr, ALIGN
 
 @triton.jit
 def part(places_ptr, chunks_ptr, chunk):
-    """(tensor, its element at which the chunk begins, its size)."""
+    """(tensor, the element of it at which the chunk begins, the tensor's size)."""
     tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
     begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
     return tensor, begin, tl.load(places_ptr + tensor * PLACES + SIZE)
@@ -59,7 +59,7 @@ def states(places_ptr, tensor, PARAM_TYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def whole_blocks(begin, size, BLOCK: tl.constexpr):
-    """(end of the chunk's whole blocks, its end): blocks under no mask, because one that varies keeps loads narrow."""
+    """(end of the chunk's whole blocks, its end). Whole blocks have no mask, with which loads would be narrow."""
     end = tl.minimum(begin + CHUNK, size)
     return begin + (end - begin) // BLOCK * BLOCK, end
 
@@ -73,18 +73,18 @@ def block(first, size, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def update(m, v, p, rates):
-    """u, by correctly rounded roots and quotients: memory sets the speed."""
+    """u, with correctly rounded roots and quotients, which cost no time since memory limits the speed."""
     root = tl.sqrt_rn(v) * tl.load(rates + CORRECT2) + tl.load(rates + EPS)
     return tl.div_rn(m * tl.load(rates + CORRECT1), root) + tl.load(rates + DECAY) * p
 
 
 @triton.jit
 def advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates):
-    """Moves the moments; gives u, 0 outside."""
+    """Updates the moments and returns u, which is 0 outside."""
     g = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32) * scale
     m = tl.load(first_ptr + at, mask=inside, other=0.0)
     v = tl.load(second_ptr + at, mask=inside, other=0.0)
-    # m - (1-b1) m in place of b1 m: 0.999 rounded to fp32 has an error of 1e-5 in what matters, its distance to 1.
+    # m - (1-b1) m instead of b1 m: the distance to 1 of 0.999 rounded to fp32, which matters, has an error of 1e-5.
     m = m - tl.load(rates + RATE1) * m + tl.load(rates + RATE1) * g
     v = v - tl.load(rates + RATE2) * v + tl.load(rates + RATE2) * (g * g)
     tl.store(first_ptr + at, m, mask=inside)
@@ -134,11 +134,11 @@ def _control_kernel(
     grad_scale_ptr,  # (1) fp32
     control_ptr,  # (3) fp32
     num_chunks,
-    max_norm,  # what the norm is clipped to; inf for no clipping
-    most_norm,  # LAMB: gradients above this norm are divided down to it; inf where not
+    max_norm,  # the norm is clipped to it; inf for no clipping
+    most_norm,  # LAMB: gradients with a larger norm are scaled down to it; inf for no scaling
     SUMS: tl.constexpr,
 ):
-    """One program a tensor; each sums all chunks, in one order, so that they agree without waiting for one another."""
+    """One program per tensor. Each sums all chunks in the same order, so all get the same norm."""
     tensor = tl.program_id(0).to(tl.int64)
     acc = tl.zeros((SUMS,), tl.float64)
     for first in range(0, num_chunks, SUMS):
@@ -154,12 +154,12 @@ def _control_kernel(
         tl.store(control_ptr + 1, tl.where(finite, tl.div_rn(grad_scale * clip, divisor), 0.0))
         tl.store(control_ptr + 2, tl.where(finite, 1.0, 0.0))
     address = tl.load(places_ptr + tensor * PLACES + STEP)
-    if finite & (address != 0):  # a tensor without a gradient has no count
+    if finite & (address != 0):  # a tensor without a gradient is not counted
         step_ptr = address.to(tl.pointer_type(tl.int32))
         step = tl.load(step_ptr) + 1
         tl.store(step_ptr, step)
         log1, log2 = tl.load(hyper_ptr + 2 * tensor), tl.load(hyper_ptr + 2 * tensor + 1)
-        # In fp64: 1 - 0.999^step has lost three digits of its fp32 powers in the first steps.
+        # In fp64: in the first steps, 1 - 0.999^step loses three digits of fp32 powers.
         power1, power2 = tl.exp2(step.to(tl.float64) * log1), tl.exp2(step.to(tl.float64) * log2)
         rates = rates_ptr + tensor * RATES
         tl.store(rates + LR, tl.load(lr_ptr))
@@ -168,14 +168,14 @@ def _control_kernel(
 
 
 class Tables:
-    """Where a set of tensors lies and what their rates are, on the device: what every launch below takes.
+    """The addresses and rates of a set of tensors, on the device, for every launch below.
 
     Args:
-        kinds: of each tensor (dtype of the parameter, dtype of the gradient); equal ones lie side by side.
-        sizes: of each tensor, in elements.
-        places: (tensors, PLACES) int64 on the device; MASTER is the parameter itself where there is none.
+        kinds: (dtype of the parameter, dtype of the gradient) of each tensor; equal ones are adjacent.
+        sizes: the number of elements of each tensor.
+        places: (tensors, PLACES) int64 on the device; MASTER is the parameter itself if it has no master.
         rates: (tensors, RATES) float32 on the device, or None for the norm alone.
-        aligned: every address is a multiple of 16.
+        aligned: whether every address is a multiple of 16.
     """
 
     def __init__(self, kinds: tuple, sizes: tuple, places: Tensor, rates: Tensor | None, aligned: bool) -> None:
@@ -184,7 +184,7 @@ class Tables:
         self.chunks, self.bounds, self.num_chunks, self.runs = _layout(kinds, sizes, places.device)
 
     def launch(self, kernel, *arguments, gradients: bool = True, parameters: bool = True) -> None:
-        """The kernel over all chunks, once for each kind."""
+        """Launches a kernel over all chunks, once for each kind."""
         for (param, grad), first, count in self.runs:
             types = {"GRAD_TYPE": _TYPES[grad]} if gradients else {}
             if parameters:
@@ -220,7 +220,7 @@ def square_sums(tables: Tables) -> Tensor:
 def control(
     tables: Tables, partial: Tensor, hyper: Tensor, lr: Tensor, grad_scale: Tensor, max_norm: float, most_norm: float
 ) -> Tensor:
-    """(3,) fp32: norm, scale, finite; counts the steps and writes the rates that follow from them, where finite."""
+    """(3,) fp32: norm, scale, finite. If finite, counts the steps and writes the rates that depend on them."""
     out = torch.empty(3, dtype=torch.float32, device=partial.device)
     _control_kernel[(max(tables.num_tensors, 1),)](
         *(partial, hyper, tables.places, tables.rates, lr, grad_scale, out, tables.num_chunks, max_norm, most_norm),
