@@ -97,7 +97,7 @@ void bind_cross_entropy(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
-// Sequences that lie end to end and fill the tokens; anything else would be read outside its tensor.
+// Whether the bounds are those of sequences end to end that fill the tokens; others would be read outside their tensor.
 bool bounds_fit(const int32_t* bounds, int64_t batch_size, int64_t num_tokens) {
     if (batch_size < 0) return false;  // no bound at all
     for (int64_t b = 0; b < batch_size; ++b)

@@ -1,5 +1,5 @@
-// The part of fastbert._C that speaks to GPUs: pointers, shapes and streams as integers, as in bindings.cpp. Without
-// nvcc only cuBLASLt is left, which needs nothing of CUDA to build.
+// The part of fastbert._C for GPUs, with pointers, shapes and streams as integers, as in bindings.cpp. Without nvcc there is
+// only cuBLASLt, which is built without CUDA.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,7 +1,7 @@
-// What torch's modules hold, looked at through Python's C interface.
+// Inspects torch's modules through Python's C interface.
 //
-// Before every call a model asks whether its layers are still as they were made: some thousand look-ups in dictionaries,
-// which as lines of Python took as long as a third of a short sentence's layers.
+// Before every call, a model checks that its layers were not changed: some thousand look-ups in dictionaries, which in
+// Python took a third of the time of the layers themselves for a short sentence.
 #include "bindings.h"
 
 #include <pybind11/stl.h>
@@ -28,7 +28,7 @@ py::str interned(const py::handle& name) {
     return py::reinterpret_steal<py::str>(copy);
 }
 
-// What one module of a tree must be, and which tensors are wanted of it.
+// What a module in a tree must be, and which of its tensors are collected.
 struct Part {
     int64_t parent;  // the number of the part that it is a child of; -1 for the root
     py::str name;
@@ -53,8 +53,8 @@ public:
         for (const auto& name : empty) empty_.push_back(interned(name));
     }
 
-    // The tensors of every root, part by part, as a list: `known` where it holds the same ones. None where something is
-    // not as it must be.
+    // The tensors of every root, part by part, as a list; `known` itself if it has the same ones. None if a module is not as it
+    // must be.
     py::object collect(const py::list& roots, const py::list& known) const {
         std::vector<py::object> found, dicts(parts_.size());
         bool same = true;

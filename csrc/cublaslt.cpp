@@ -49,7 +49,7 @@ struct Library {
                      const Algo* algo, void* workspace, size_t workspace_size, void* stream);
 };
 
-// What a shape needs again and again; lives as long as the process.
+// The descriptors of a shape, which are kept as long as the process.
 struct Plan {
     void *desc = nullptr, *a = nullptr, *b = nullptr, *out = nullptr;
     Algo algo{};
@@ -86,7 +86,7 @@ std::string failed(const char* call, Status status) {
     return std::string(call) + " failed with status " + std::to_string(status);
 }
 
-// The pointers' values are looked at by the heuristic for their alignment, so they are set before it.
+// Called before the heuristic, which looks at the alignment of the pointers.
 Status set_pointers(const Plan& plan, const Product& p) {
     Status status = 0;
     if (p.bias) status = library.desc_set(plan.desc, BIAS_POINTER, &p.bias, sizeof p.bias);
@@ -95,7 +95,7 @@ Status set_pointers(const Plan& plan, const Product& p) {
 }
 
 Status describe(Plan& plan, const Product& p) {
-    // An operand is read transposed by cuBLASLt where it is by us: both its form and its place are swapped.
+    // An operand is transposed for cuBLASLt if it is for us, since both its storage order and its position are swapped.
     const int32_t of_a = p.b_transposed, of_b = p.a_transposed;
     const uint32_t epilogue = epilogue_code(p.epilogue);
     const int32_t bias_type = data_type(p.type);

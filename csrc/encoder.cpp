@@ -3,12 +3,12 @@
 //     qkv = x Wqkv^T;  a = LN(x + Wo attention(qkv));  y = LN(a + W2 gelu(W1 a))
 //
 // The residual is added in the product's epilogue, so LayerNorm reads one matrix and writes one. The two products of the
-// feed-forward block go over blocks of rows: its wide activations (4 x hidden) then stay near the core and the workspace
-// does not grow with them.
+// feed-forward block are computed for blocks of rows, so that its wide activations (4 x hidden) stay in the cache and the
+// workspace does not grow with them.
 //
-// Of many sequences each thread takes groups of whole ones through all layers: nothing waits for another thread, and what
-// one step writes the next finds in the caches of its core. Where groups would be too few or too small, threads share
-// every step in place of that. A row's sums do not depend on the rows beside it, so both give the same bits.
+// With many sequences, each thread takes groups of whole sequences through all layers: no thread waits for another, and each
+// step finds the results of the last in its core's caches. If groups would be too few or too small, all threads share every
+// step instead. The sums of a row do not depend on other rows, so both ways give the same bits.
 #include "encoder.h"
 
 #include <omp.h>
@@ -26,10 +26,10 @@ namespace fastbert {
 namespace {
 
 constexpr int64_t FEED_FORWARD_ROWS = 512;
-// About as many tokens are a group; of fewer than LEAST_TOKENS a thread, the weights take longer to read than to multiply,
-// and threads had better share them.
+// A group has about GROUP_TOKENS tokens. With fewer than LEAST_TOKENS per thread, reading the weights takes longer than
+// multiplying by them, and it is better if threads share the steps.
 constexpr int64_t GROUP_TOKENS = 512, LEAST_TOKENS = 128;
-// Groups are taken where so much of a share more is the most that a thread gets: one may be long.
+// Groups are used if the busiest thread gets at most this many times an equal share: a sequence may be long.
 constexpr double WORST_SHARE = 1.05;
 constexpr int64_t ALIGN = 64;  // a cache line, and what the widest aligned load wants
 
@@ -102,15 +102,14 @@ void product(const EncoderSizes& sizes, const void* a, const void* packed, const
     gemm(args);
 }
 
-// The sequences at which groups begin, and after them the end; `batch_size` sequences are one group where threads are to
-// share its steps.
+// The sequences at which groups begin, followed by the end. A single group of all sequences means that threads share steps.
 std::vector<int64_t> group_bounds(const EncoderBatch& batch, int64_t threads) {
     const std::vector<int64_t> one{0, batch.batch_size};
     if (batch.tokens < threads * LEAST_TOKENS) return one;
     const int64_t count = threads * divide_up(batch.tokens, threads * GROUP_TOKENS);
     std::vector<int64_t> bounds{0};
     for (int64_t b = 1; b < batch.batch_size; ++b) {
-        // A group ends where the next sequence's middle would be beyond its share.
+        // A group ends before the sequence whose middle is beyond the group's share.
         const int64_t middle = (int64_t(batch.cu_seqlens[b]) + batch.cu_seqlens[b + 1]) / 2;
         if (middle * count > int64_t(bounds.size()) * batch.tokens) bounds.push_back(b);
     }
@@ -125,7 +124,7 @@ std::vector<int64_t> group_bounds(const EncoderBatch& batch, int64_t threads) {
 
 }  // namespace
 
-// What a pass keeps between its steps.
+// The buffers of a pass.
 struct Workspace {
     char* qkv;      // (tokens, 3 hidden), of attention's dtype
     char* context;  // (tokens, hidden), of attention's dtype
@@ -252,7 +251,7 @@ void Encoder::project(const Layer& p, const void* x, int64_t tokens, char* qkv) 
     }
 }
 
-// The wide activations exist only as the second product's quantised rows.
+// The wide activations only exist as the quantised rows of the second product.
 void Encoder::feed_forward_int8(const Layer& p, const void* a, int64_t rows, void* sum) const {
     const int64_t h = sizes_.hidden, wide = sizes_.intermediate;
     GemmInt8Args up = int8_args(sizes_.dtype, a, p.intermediate.weight, p.intermediate.bias, {rows, wide, h, wide},

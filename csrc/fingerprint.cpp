@@ -1,4 +1,4 @@
-// One number that says whether buffers still hold what they held.
+// Hashes of buffers, which change when their contents do.
 #include "fingerprint.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ uint64_t fingerprint(const void* data, int64_t bytes) {
 
 uint64_t fingerprints(const std::vector<uintptr_t>& buffers, const std::vector<int64_t>& sizes) {
     std::vector<uint64_t> found(buffers.size());
-    // What they hold comes from memory where a model's weights are larger than the caches: threads share the waiting.
+    // Weights larger than the caches are read from memory; several threads wait for it at the same time.
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < buffers.size(); ++i) found[i] = fingerprint(reinterpret_cast<const void*>(buffers[i]), sizes[i]);
     uint64_t all = buffers.size();

@@ -23,7 +23,7 @@ struct Registers {
     uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// Zeros where the processor does not know the leaf.
+// Zeros if the processor does not have the leaf.
 Registers cpuid(uint32_t leaf, uint32_t subleaf) {
     Registers r;
     if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return Registers{};
@@ -36,7 +36,7 @@ bool has(uint32_t reg, std::initializer_list<int> bits) {
     return true;
 }
 
-// The instructions alone do not do: the operating system must save the wide registers, which XCR0 tells.
+// The instructions are not enough: the operating system must save the wide registers, as XCR0 tells.
 bool saves(uint64_t state) {
     if (!has(cpuid(1, 0).ecx, {27})) return false;
     uint32_t low, high;
@@ -81,8 +81,8 @@ const char* best_of_bf16() {
 #endif
 
 #if defined(FASTBERT_AMX)
-// Some clouds announce AMX and leave leaf 0x1D, which describes the tiles, empty. It works there all the same with a
-// palette of one's own, so that leaf is not asked: XCR0 and the kernel's leave to use the tiles decide.
+// Some cloud machines announce AMX but leave leaf 0x1D, which describes the tiles, empty. AMX works there nevertheless with a
+// palette set by the program, so that leaf is ignored: XCR0 and the system's permission to use the tiles decide.
 bool has_amx() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     return has_avx512_bf16() && has(cpuid(7, 0).edx, {22, 24, 25}) && saves(0x600e6) &&

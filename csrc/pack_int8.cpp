@@ -1,4 +1,4 @@
-// Packs weights as int8: once a model, so plain C++ does.
+// Packs weights as int8: once per model, so plain C++ is fast enough.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -76,7 +76,7 @@ bool is_packed_int8(const void* buffer, int64_t bytes) {
     if (bytes < Int8Weight::sizeof_header) return false;
     std::memcpy(&h, buffer, sizeof h);
     const auto is_count = [](int64_t x, int64_t most) { return x >= 0 && x <= most; };
-    // First what keeps the products of layout() below 2^63.
+    // Checked first, so that the products in layout() stay below 2^63.
     if (!is_count(h.n, bytes) || !is_count(h.k, bytes) || !is_count(h.num_outliers, h.k)) return false;
     if (h.k && h.n > bytes / h.k) return false;
     const Int8Header expected = layout(h.n, h.k, h.num_outliers);

@@ -23,7 +23,7 @@ void* thread_buffer(Scratch which, int64_t bytes) {
     if (buffer.bytes < bytes) {
         std::free(buffer.data);
         buffer.bytes = 0;
-        // The encoder's is the one that holds matrices of activations.
+        // Only the encoder's buffer holds matrices of activations.
         const int64_t align = which == Scratch::encoder && bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
         const int64_t size = round_up(bytes, align);
         buffer.data = std::aligned_alloc(size_t(align), size_t(size));

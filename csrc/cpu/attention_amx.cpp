@@ -10,7 +10,7 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-// Queries of a unit of work, which lays out K and V of its head where it has not the last unit's.
+// Queries of a unit of work. It lays out K and V of its head, unless the thread's last unit had the same ones.
 constexpr int64_t QUERY_BLOCK = 128;
 static_assert(KEY_BLOCK <= KEEP_COLUMNS, "a block's dropout bits are made at once");
 

@@ -1,12 +1,12 @@
 // The gradient of bfloat16 attention on tiles: the sums of attention_backward.cpp, with the operands of every product
 // rounded to bfloat16 and everything between products in float32.
 //
-// Scores are never turned over, since dK and dV are summed as their transposes:
+// Scores are never transposed, since dK and dV are summed as their transposes:
 //     S = Q K^T, dP = dO V^T      squares of 32 queries x 32 keys
 //     dV^T = dO^T (P keep)        P as a right factor: two queries side by side are one word of a panel
 //     dK^T = Q^T dS               dS likewise
 //     dQ = dS K                   dS once more, as a left factor
-// Of Q, dO and the sums a head has but S D elements to turn over, of scores S S.
+// Q, dO and the sums, which are transposed, have only S D elements per head, while scores have S S.
 //
 // A unit of work is one head of one sequence. 128 queries at a time are four steps of the products over queries: the sums
 // of dK and dV are fetched and put back once for 16 products a tile. At 512 keys and head_dim 64 a head needs 0.9 MB.

@@ -3,8 +3,9 @@
 //
 //     dV = (P B)^T dO;  dS = P (B (dO V^T) - delta);  dQ = scale dS K;  dK = dS^T Q;  dbias: sums of dS's diagonals
 //     delta = rowsum(P B (dO V^T)) = rowsum(dO O)
-// A row of up to KEY_BLOCK scores is on chip as a whole: P is then divided by its own sum, which takes out the rounding
-// of lse, and delta is the first form, which a rounded O does not touch. Longer rows take lse and the second form.
+// A row of up to KEY_BLOCK scores is in the cache as a whole: P is then divided by its own sum, which removes the rounding of
+// lse, and delta is computed by the first form, which does not depend on the rounded O. Longer rows use lse and the second
+// form.
 //
 // 10 S^2 D flops for each sequence and head. A unit of work is one head of one sequence: its dK and dV are summed over
 // the blocks of queries in order, by one thread, so nothing is added by two threads and the bits are always the same.
@@ -81,7 +82,7 @@ inline RowSums exponentials(float* s, float* dp, int64_t n, int64_t end, float l
     return {sum(total), sum(products)};
 }
 
-// The second: P with the dropped ones zero (but not scaled), and dS.
+// The second step: P, with dropped elements zero (but the others not scaled), and dS.
 template <bool DROP>
 inline void score_gradients(float* p, float* ds, int64_t n, float over_total, float delta, const uint8_t* bits) {
     const Vec factor = set(over_total), d = set(delta);

@@ -46,8 +46,8 @@ inline Vec softmax_exp(Vec x) {
 #endif
 }
 
-// worker() makes a function of a unit's number; every thread has one of its own and takes a few units in a row, when it
-// is free. Units do not touch each other, so who does which leaves no trace in the result.
+// worker() returns a function of a unit's number. Every thread has its own, and takes a few consecutive units whenever it is
+// free. Units are independent, so the result does not depend on which thread does which.
 template <class Worker> inline void parallel_units(int64_t units, int64_t elements, Worker&& worker) {
     const int64_t useful = elements / PARALLEL_ELEMENTS + 1;
     const int threads = threads_for(useful < units ? useful : units);
@@ -56,7 +56,7 @@ template <class Worker> inline void parallel_units(int64_t units, int64_t elemen
         for (int64_t unit = 0; unit < units; ++unit) work(unit);
         return;
     }
-    // In a row, because what a unit has laid out or fetched ahead may serve the next one.
+    // Consecutive ones, because a unit may use what the one before it has laid out or prefetched.
     const int64_t run = units / (threads * 4) > 1 ? units / (threads * 4) : 1;
     int64_t taken = 0;
     const auto take = [&] {
@@ -81,7 +81,7 @@ struct Span {
     Span(const int32_t* bounds, int64_t b) : begin(bounds[b]), length(int64_t(bounds[b + 1]) - bounds[b]) {}
 };
 
-// How many of `count` keys from `key` on a query of its sequence sees.
+// How many of `count` keys from `key` on the query may attend to.
 inline int64_t keys_seen(const AttentionArgs& a, int64_t query, int64_t key, int64_t count) {
     const int64_t seen = a.causal ? query + 1 - key : count;
     return seen < 0 ? 0 : seen < count ? seen : count;
@@ -97,7 +97,7 @@ inline const float* bias_row(const AttentionArgs& a, int64_t head, int64_t query
     return a.bias.rows + head * a.bias.stride + a.bias.zero + key - query;
 }
 
-// Scores computed in all: what a call is worth in threads.
+// The number of all scores, which decides how many threads a call gets.
 inline int64_t count_scores(const AttentionArgs& a) {
     int64_t total = 0;
     for (int64_t b = 0; b < a.batch_size; ++b) {
@@ -107,8 +107,8 @@ inline int64_t count_scores(const AttentionArgs& a) {
     return total * a.nheads;
 }
 
-// Fetches matrices into the second-level cache a few lines at a time, between tiles: of 128 to 512 bytes every few
-// kilobytes the processor does not guess the next ones, and it has but 16 requests in flight, so that more at once wait.
+// Prefetches matrices into the second-level cache, a few lines at a time between tiles. The processor's prefetcher does not
+// recognise pieces of 128 to 512 bytes every few kilobytes, and only 16 requests can be in flight, so more at once would wait.
 class Ahead {
   public:
     template <class T> void add(const T* x, int64_t stride, int64_t rows, int64_t columns) {
@@ -167,7 +167,7 @@ struct RowSums {
     float probs, gradients;
 };
 
-// What the gradient of this head writes, and reads of the head after it.
+// Prefetches the memory that the gradient of this head writes, and that the next head reads.
 template <class T>
 inline void add_gradients(const AttentionBackwardArgs& b, int64_t sequence, int64_t head, Ahead& ahead) {
     const AttentionArgs& a = b.forward;

@@ -65,7 +65,7 @@ inline float exponentials(float* s, int64_t n, int64_t end, float m, const uint8
     return sum(total);
 }
 
-// One thread's work: what it has laid out of the last (sequence, head) serves the next unit of the same one.
+// One thread's work. K and V that were laid out for one unit are used again by the next unit of the same (sequence, head).
 template <class T> class Forward {
   public:
     Forward(const AttentionArgs& args, int64_t longest)

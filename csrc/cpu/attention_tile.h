@@ -87,7 +87,7 @@ template <int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD> struct Product 
         using Heights = std::make_integer_sequence<int, MR>;
         const int64_t height = tile_height(rows), last = rows - (divide_up(rows, height) - 1) * height;
         for (; columns > 0; columns -= NR, b += b_panel, c += c_panel) {
-            // The last panel may need but its first vector.
+            // The last panel may need only its first vector.
             const bool narrow = NV > 1 && columns <= W;
             const Tile whole = narrow ? pick<1>(height, Heights()) : pick<NV>(height, Heights());
             const Tile rest = narrow ? pick<1>(last, Heights()) : pick<NV>(last, Heights());

@@ -1,4 +1,5 @@
-// GELU by a table, to an absolute 2e-8: for results that are rounded to eight bits next, a third of gelu_math.h's time.
+// GELU by a table, with an absolute error of 2e-8 and in a third of gelu_math.h's time: for results that are rounded to eight
+// bits next.
 //
 //     gelu(x) = max(x, 0) - g(|x|),  g(a) = a Phi(-a)
 // g falls from 0.17 to 2e-9 at 6.2. In steps of 0.4, around n * 0.4, it is a polynomial of fifth degree in

@@ -1,5 +1,5 @@
-// c = act(a w^T + bias) + residual on vector registers: float32 and bfloat16, which is widened on the way to them or,
-// where the processor is quicker at that, multiplied in pairs.
+// c = act(a w^T + bias) + residual on vector registers: float32, and bfloat16, which is converted to float32 when it is loaded
+// or, if the processor is faster at that, multiplied in pairs.
 #include "ops.h"
 
 #include "gemm_core.h"

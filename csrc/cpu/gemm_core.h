@@ -1,4 +1,4 @@
-// The product of packed factors: which part of it a thread has, in which blocks, and what passes which cache.
+// The product of packed factors: how it is divided among threads and into blocks, and what stays in which cache.
 //
 // A tile of ROWS x STRIP sums stays in registers while k runs (gemm_kernel.h, and for other arithmetic gemm_kernel_pairs.h
 // and gemm_kernel_winograd.h). Both factors are packed, so every load is the next one of a stream: B in panels (gemm.h), A
@@ -18,9 +18,9 @@ namespace FASTBERT_ISA {
 namespace {
 
 static_assert(CHUNK % DEPTH == 0, "sums are closed at multiples of DEPTH");
-// A block of A, of BLOCK_BYTES and so many steps of k, stays in the second-level cache while all of B passes. Where k is
-// deeper, the sums of all its columns wait in memory for the next block: less traffic than a block of few rows, for which B
-// passes more often.
+// A block of A, of BLOCK_BYTES and this many steps of k, stays in the second-level cache while all of B is read. If k is
+// larger, the sums of all columns wait in memory for the next block; that is less traffic than with a block of few rows, for
+// which B would be read more often.
 constexpr int64_t BLOCK_DEPTH = 768;
 
 // The row at which step k0 lies, which begins a chunk.
@@ -42,11 +42,11 @@ struct Range {
 };
 inline Range share(int64_t count, int64_t i, int64_t n) { return {count * i / n, count * (i + 1) / n}; }
 
-// Reading a strip of the weight from memory takes as long as the products of about so many rows with it. Threads that split the
-// rows read all of the weight each.
+// Reading a strip of the weight from memory takes as long as multiplying about this many rows by it. Threads that split the
+// rows each read all of the weight.
 constexpr int64_t ROWS_OF_READING = 24;
 
-// The factors of `threads` that leave the least to the busiest thread: all of them split columns where rows are few.
+// The number of parts of the rows, a divisor of `threads`, with which the busiest thread has least work; 1 if rows are few.
 inline int64_t row_parts(int64_t rows, int64_t strips, int64_t threads) {
     int64_t best = 1, least = INT64_MAX;
     for (int64_t parts = 1; parts <= threads; ++parts) {
@@ -100,7 +100,7 @@ template <class B, class Pack> inline Block pack_block(float* a, int64_t row, in
     return block;
 }
 
-// One strip of one block: while a chunk of B lies in the first-level cache, A passes by. `next` is what follows this strip.
+// One strip of one block: while a chunk of B is in the first-level cache, A is read. `next` is what follows this strip.
 template <class B>
 inline void multiply_strip(const Block& block, const B* b, const B* next, int64_t panel, int64_t columns, float* sums) {
     for (int64_t k0 = 0; k0 < block.depth; k0 += block.unit) {
@@ -112,7 +112,7 @@ inline void multiply_strip(const Block& block, const B* b, const B* next, int64_
             const int height = int(tall.size());
             const auto kernel = kernel_for<B>(height, columns);
             const float* a = block.a + block.rows * row_of<B>(k0, block.unit) + tall.begin * (chunk + Step<B>::EXTRA);
-            // The first tiles fetch what comes next, a panel each; the others what is there.
+            // The first tiles prefetch the next chunk, a panel each; the others prefetch what is already there.
             const B* ahead = t * PANEL < STRIP ? soon + t * panel : here;
             for (int64_t i = 0; i < chunk; i += DEPTH)
                 kernel(a + i * height, here + i * PANEL, panel, chunk - i < DEPTH ? chunk - i : DEPTH,

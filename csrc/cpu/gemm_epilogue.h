@@ -1,4 +1,4 @@
-// What is done with the sums of a product before they leave the cache.
+// Bias, activation and residual, applied to the sums of a product while they are in the cache.
 #pragma once
 #include "gelu_math.h"
 #include "gemm.h"
@@ -13,8 +13,8 @@ template <Activation ACT> inline Vec activate(Vec x) {
     return x;
 }
 
-// How many rows ahead the lines of c are fetched to be written, and those of the residual to be read: rows lie too far apart
-// for the processor to see where the next one is.
+// How many rows ahead c is prefetched for writing, and the residual for reading: rows are too far apart for the processor's
+// prefetcher.
 constexpr int ROWS_AHEAD = 16;
 
 // c = act(tile + bias) + residual for `rows` rows from `row` and up to `width` columns from `column`.

@@ -1,8 +1,8 @@
 // c = act(a w^T + bias) + residual with int8 weights and rows of a quantised here (gemm_int8.h says how).
 //
-// First all rows of a are quantised into scratch memory, K bytes a token; then blocks of rows meet blocks of 64 outputs,
-// whose 64 K bytes of weights stay in the second-level cache while the block's rows pass. Few tokens are bound by
-// reading the weights: there each thread has outputs of its own and every weight is read once.
+// First all rows of a are quantised into scratch memory, K bytes a token; then blocks of rows are multiplied by blocks of 64
+// outputs, whose 64 K bytes of weights stay in the second-level cache for all rows of the block. With few tokens, the time is
+// that of reading the weights: then each thread has its own outputs, and every weight is read once.
 #include "ops.h"
 
 #include "int8_pass.h"
@@ -13,7 +13,7 @@ namespace {
 
 // Quantised rows of a block stay in the second-level cache beside a block of weights.
 constexpr int64_t BLOCK_BYTES = 768 << 10;
-// Fewer products than this are done faster by one thread than the others wake up.
+// With fewer products than this, one thread finishes before the others wake up.
 constexpr double PARALLEL_PRODUCTS = 1 << 20;
 
 int64_t align(int64_t bytes) { return round_up(bytes, 64); }
@@ -129,7 +129,7 @@ void gemm_int8(const GemmInt8Args& args) {
     }
     if (!args.same_rows && !args.quantised) mark_outliers(w, job.rows);
     const int64_t fitting = BLOCK_BYTES / (w.header->k_padded * int64_t(sizeof(Quantised)));
-    // Of one size, but for whole passes: a few rows alone would be bound by reading the weights.
+    // Of about equal sizes, in whole passes: a block of few rows would take the time of reading the weights.
     const int64_t even = divide_up(args.m, divide_up(args.m, fitting < 96 ? 96 : fitting));
     job.block_rows = round_up(even, PASS_ROWS);
     job.row_blocks = divide_up(args.m, job.block_rows);

@@ -1,5 +1,5 @@
-// A tile of a product by multiply-adds: its sums stay in registers while k runs, over float32 or over bfloat16 that is widened
-// on the way to them. gemm_core.h says what a product makes of it; all that it needs of a kernel is here.
+// A tile of a product by multiply-adds: its sums stay in registers while k runs, over float32, or over bfloat16 that is
+// converted when it is loaded. gemm_core.h computes products with it; this file has everything that it needs of a kernel.
 #pragma once
 #include "gemm_pack.h"
 

@@ -17,7 +17,7 @@ inline uint16_t half(const float* p) {
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
-// Third P of a float32 number: what bfloat16 keeps of it, cut off, of what the parts before leave.
+// Part P of three of a float32 number: what the parts before it leave, truncated to bfloat16.
 template <int P> struct Third {
     float whole;
 };

@@ -1,4 +1,4 @@
-// Rows into columns: what packing is made of.
+// Transposes of blocks, for packing.
 #pragma once
 #include <cstring>
 
@@ -23,8 +23,8 @@ inline float one(const bf16* p) {
     return out;
 }
 
-// x as the sum of three numbers that bfloat16 holds: 24 bits of significand are three times eight. Cutting off, where
-// rounding might overflow. What is not finite is its own first part.
+// Splits x into the sum of three bfloat16 numbers: its 24 bits of significand are three times eight. Truncates, since rounding
+// might overflow. If x is not finite, the first part is x.
 inline void split(float x, float (&parts)[3]) {
     const auto cut = [](float y) {
         uint32_t bits;
@@ -54,7 +54,7 @@ template <class T> inline void rows_to_columns(const T* src, int64_t ld, int row
 #pragma GCC unroll 16
         for (int r = 0; r < W; ++r) square[r] = r < rows ? load(src + r * ld + c) : set(0.0f);
         transpose(square);
-        // In this order each store overwrites what the one before left in the next column's place.
+        // In this order, each store overwrites the excess of the one before, which is in the next column's place.
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) store(out + (c + i) * rows, square[i]);
     }

@@ -1,9 +1,9 @@
 // Products on tiles: 32 x 32 sums in four of them, two of A and two of B.
 //
-// 16 steps of a packed panel are a tile of B as it lies. A is packed likewise, [rows / 16][k / 32][16][32] with zeros past
-// its ends: a load then reads 1 KiB in a row, and no tile has a tail. While some steps of a strip of B stay in the
-// first-level cache, the block of A passes by from the second; sums that wait for the next steps lie in memory, of which
-// neither their order nor their bits know.
+// 16 steps of a packed panel of B are a tile in memory. A is packed in the same way, [rows / 16][k / 32][16][32], with zeros
+// past its ends, so that a load reads 1 KiB in sequence and there are no partial tiles. While some steps of a strip of B stay
+// in the first-level cache, the block of A is read from the second. Sums that wait for further steps are kept in memory, which
+// changes neither their order nor their bits.
 //
 // Factors may be float32, each in three bfloat16 parts a1 + a2 + a3 (gemm_pack.h). Of the nine products of parts the six
 // largest are summed, the small ones first; what is left out is about 2^-24 of a product, as is float32's own rounding.
@@ -148,7 +148,7 @@ void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, Pack&& 
     const int threads = threads_for(m * n * k / WORTH_A_THREAD + 1);
     if (threads <= 1) return work(Range{0, m}, Range{0, n});
     in_threads(threads, [&](int64_t i, int64_t count) {
-        // Rows are cut where every thread gets a good many; else all threads share them and cut the columns.
+        // Rows are divided if every thread gets enough of them; otherwise the columns are divided.
         int64_t tall = count;
         while (count % tall || (tall > 1 && m / tall < 8 * STRIP)) --tall;
         const Range rows = share(m, STRIP, i % tall, tall), columns = share(n, STRIP, i / tall, count / tall);

@@ -3,16 +3,16 @@
 //
 //     x1 w1 + x2 w2 = (x1 + w2) (x2 + w1) - x1 x2 - w1 w2
 //
-// The last two products are of one factor each, so a sum of them over k is taken once for a row or a column. What is left
-// is one multiplication for two, and two additions. Zen 4 does a multiply-add and beside it an addition of 512 bits in a
-// cycle, Zen 5 two of each: of three steps of k one is multiplied as it is and two are such a pair, which keeps both busy,
-// and three steps take the time of two, one and a half times the rate of multiply-adds. The numbers of A are broadcast by
-// the instructions that take them (InMemory) or by instructions of their own (InRegisters); the bits are the same.
+// The last two products each depend on one factor only, so their sums over k are computed once for a row or a column. What
+// remains is one multiplication instead of two, and two additions. Zen 4 does a multiply-add and also an addition of 512 bits
+// in a cycle, Zen 5 two of each. Of three steps of k, one is an ordinary multiply-add and two are such a pair, which keeps both
+// units busy: three steps take the time of two, one and a half times the rate of multiply-adds. The elements of A are broadcast
+// by the instructions that use them (InMemory) or by separate instructions (InRegisters); the bits are the same.
 //
-// The two factors of a pair must be of like size, or the larger one's rounding drowns the smaller: every row of A and
-// every column of B is scaled, each chunk of steps by itself, by the power of two that brings its mean
-// square into 0.5..2. The scales are taken out again, exactly, where a chunk's sums are closed. A row or a column of zeros
-// gives zeros: its pairs and the products subtracted are the same numbers in the same order.
+// The two terms of a sum must have similar magnitudes, or rounding the larger one loses the smaller: in each chunk of steps,
+// every row of A and every column of B is scaled by the power of two that brings its mean square into 0.5..2. The scales are
+// removed, exactly, when the chunk's sums are closed. A row or a column of zeros gives zeros, since its pairs and the products
+// that are subtracted are the same numbers in the same order.
 //
 // A chunk [steps][width] is followed by two rows of [width]: the sums of x1 x2, and the scales to be taken out.
 #pragma once
@@ -27,8 +27,8 @@ struct Scaled {
     float value;
 };
 
-// Exponents that bring columns near one: by their sums of squares where these are numbers of middling size, else by their
-// largest numbers.
+// The exponents that scale columns to about one: by their mean squares if these are between 2^-80 and 2^80, else by their
+// largest magnitudes.
 inline __m512 exponents(const float* chunk, int width, int64_t steps, Vec squares) {
     const __m512 mean = _mm512_mul_ps(squares.v, _mm512_set1_ps(1.0f / float(steps)));
     const __m512 half = _mm512_roundscale_ps(_mm512_mul_ps(_mm512_getexp_ps(mean), _mm512_set1_ps(0.5f)),

@@ -1,4 +1,4 @@
-// Sums of products of quantised rows and packed int8 weights, in exact int32; what of gemm_int8 differs between levels.
+// Sums of products of quantised rows and packed int8 weights, in exact int32: the level-specific part of gemm_int8.
 //
 // dot<ROWS, PANELS>: ROWS * ROW_UNIT rows of a times PANELS panels of 16 outputs. A step is four inputs: 64 bytes of a
 // panel; there are a multiple of 16. take(row, its sums, vectors of floats) gets the first `count` rows, which are all
@@ -8,7 +8,7 @@
 
 #include "vec.h"
 
-// Sums stay in registers only where every index is a constant.
+// Sums stay in registers only if every index is a constant.
 #define FASTBERT_UNROLL _Pragma("GCC unroll 8")
 // A call would put them in memory.
 #define FASTBERT_INLINE __attribute__((always_inline)) inline
@@ -237,8 +237,8 @@ constexpr int ROW_UNIT = 1;
 struct Tiles {};
 #endif
 
-// The least quantised value of a row. Where values are signed bytes they and their zero point are 128 less than elsewhere,
-// and the sums of (q - zero) * weight the same integers.
+// The least quantised value of a row. With signed bytes, values and their zero point are 128 less than otherwise, and the sums
+// of (q - zero) * weight are the same integers.
 constexpr float LEAST = std::is_same<Quantised, int8_t>::value ? -128 : 0;
 
 // store_quantised: four vectors of steps, which are rounded and end in LEAST..LEAST + 255 once zero, integral, is added.

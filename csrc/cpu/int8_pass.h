@@ -1,4 +1,4 @@
-// A pass of gemm_int8: rows of a times 64 outputs, all groups of inputs, and what follows the product.
+// A pass of gemm_int8: rows of a times 64 outputs, over all groups of inputs, with the epilogue.
 #pragma once
 #include <utility>
 
@@ -9,8 +9,8 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-// Rows that meet a group's weights of 64 outputs before the next group's: these, their totals and the weights fit the
-// first-level cache together.
+// Rows that are multiplied by a group's weights of 64 outputs before the next group's: the rows, their totals and the weights
+// fit into the first-level cache together.
 constexpr int64_t PASS_ROWS = MAX_ROWS > 8 ? MAX_ROWS : 48;
 static_assert(PASS_ROWS % MAX_ROWS == 0, "a pass is whole tiles");
 
@@ -138,8 +138,8 @@ template <class T> Finish finish_of(Activation act) {
     return finish<T, Activation::none>;
 }
 
-// What to fetch while a pass runs, a piece for each product: the next weights, what belongs to them (a few lines of every
-// row of the tables, which a processor does not guess), then where the outputs go.
+// The memory to prefetch during a pass, a piece for each product: the next weights and their tables (a few lines of every row,
+// which the processor's prefetcher does not recognise), and then the memory of the outputs.
 class Fetches {
   public:
     Fetches(const GemmInt8Args& args, const Int8Weight& w, const Pass& pass) {

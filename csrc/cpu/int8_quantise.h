@@ -23,7 +23,7 @@ struct Rows {
     int64_t stride, groups, num_outliers;
 };
 
-// Rounding goes over so many inputs at once, for which groups are whole.
+// How many inputs are rounded at a time; groups are multiples of it.
 constexpr int64_t CHUNK = 4 * W;
 
 inline void mark_outliers(const Int8Weight& w, const Rows& rows) {
@@ -50,7 +50,7 @@ struct Range {
 
 inline Range range_of(Vec least, Vec most) {
     const float low = -maximum(set(0.0f) - least), high = maximum(most);
-    // 254 steps: both ends rounded outwards still fit 256 values, so nothing is clipped. Apart, for high - low may overflow.
+    // 254 steps: even with both ends rounded outwards, 256 values suffice, so nothing is clipped. high - low could overflow.
     const float scale = high * (1.0f / 254.0f) - low * (1.0f / 254.0f);
     if (scale != scale) return {scale, 0};  // makes every output NaN; no NaN is turned into an integer
     if (scale < 0x1p-126f) return {0, 0};   // its reciprocal might overflow
@@ -114,7 +114,7 @@ void quantise(const Int8Weight& w, const Rows& rows, int64_t r0, int64_t r1, int
         const Range found{rows.scale[r * h.groups + g], rows.zero[r * h.groups + g]};
         round_group(x, rows.kept + first / 8, n, valid, found, rows.q + r * rows.stride + first);
     };
-    // Several ranges before the first rounding: the divisions in between are long, and hidden behind other groups.
+    // Several ranges are computed before the first rounding, so that the latency of their divisions is hidden by other groups.
     const int64_t step = g1 - g0 > 1 ? 1 : 4;
     for (int64_t r = r0; r < r1; r += step) {
         const int64_t last = r + step < r1 ? r + step : r1;

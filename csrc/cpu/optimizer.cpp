@@ -3,9 +3,9 @@
 //     g = grad_scale grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  u = m c1 / (sqrt(v) c2 + eps) + decay p
 //     AdamW: p -= lr u;   LAMB: p -= lr trust u,  trust = |p| / |u| for each tensor
 //
-// AdamW moves 28 bytes an element in float32 (reads p, g, m, v; writes p, m, v), once: memory sets its speed. LAMB needs
-// |u| before it can move: its second pass makes u again from p, m, v (16 bytes), where keeping u would move 20.
-// Tensors are cut into chunks of one size; a sum is made chunk by chunk, in their order, whoever computed them.
+// AdamW moves 28 bytes an element in float32 (reads p, g, m, v; writes p, m, v), once: memory limits its speed. LAMB needs |u|
+// before it can change p: its second pass computes u again from p, m, v (16 bytes); storing u would move 20.
+// Tensors are cut into chunks of one size; the sums of chunks are added in their order, whichever threads computed them.
 #include <type_traits>
 
 #include "columns.h"
@@ -25,8 +25,8 @@ template <class Tensor> inline int64_t num_chunks(const Tensor* tensors, int64_t
     return chunks;
 }
 
-// body(tensor, its number, begin, end, chunk's number) over all chunks of all tensors; threads get equal shares of the
-// elements, not of the chunks: all biases are chunks of their own.
+// body(tensor, its number, begin, end, chunk's number) over all chunks of all tensors. Threads get equal shares of the
+// elements, not of the chunks, since every bias is a chunk by itself.
 template <class Tensor, class Body> inline void for_chunks(const Tensor* tensors, int64_t count, Body&& body) {
     int64_t total = 0;
     for (int64_t i = 0; i < count; ++i) total += tensors[i].size;
@@ -44,7 +44,7 @@ template <class Tensor, class Body> inline void for_chunks(const Tensor* tensors
     });
 }
 
-// The processor's own prefetcher stops at the end of a page, which each of four streams meets every 1,024 elements.
+// The processor's own prefetcher stops at the end of a page, which each of four streams reaches every 1,024 elements.
 constexpr int64_t AHEAD = 512;
 
 inline void fetch(const void* x, int64_t i, int64_t size) {
@@ -58,7 +58,7 @@ struct Float32Weights {
     template <class Lanes> void write(int64_t i, Vec a, Lanes lanes) const { store(p + i, a, lanes); }
 };
 
-// The master is what is updated; the parameter is its rounding.
+// The master weights are updated; the parameter is rounded from them.
 struct MasterWeights {
     float* master;
     bf16* p;
@@ -95,7 +95,7 @@ inline Vec advance(const OptimizerTensor& t, const Rates& rates, int64_t i, Vec 
     fetch(t.second, i, 4);
     const Vec g = load(static_cast<const G*>(t.grad) + i, lanes) * rates.scale;
     const Vec before = load(t.first + i, lanes), square = load(t.second + i, lanes);
-    // m - (1-b1) m in place of b1 m: 0.999 rounded to float32 has an error of 1e-5 in what matters, its distance to 1.
+    // m - (1-b1) m instead of b1 m: the distance to 1 of 0.999 rounded to float32, which matters, has an error of 1e-5.
     const Vec m = fma(rates.rate1, g, fma(set(0.0f) - rates.rate1, before, before));
     const Vec v = fma(rates.rate2, g * g, fma(set(0.0f) - rates.rate2, square, square));
     store(t.first + i, m, lanes);

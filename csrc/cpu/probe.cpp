@@ -1,9 +1,8 @@
-// The most that this processor's arithmetic reaches when its operands come from the L1 cache: what `fastbert bench`
-// states every speed as a share of.
+// Measures the processor's peak rate with operands in the L1 cache, of which `fastbert bench` gives each speed as a share.
 //
-// Each thread multiplies a small block of its own again and again, with as many independent sums as hide the latency
-// of an instruction, and loads as a matrix product's inner loop loads. Which loops exist at a level is asked of the
-// compiler's own macros, so a new level needs no line here.
+// Each thread multiplies its own small block again and again, with enough independent sums to hide the latency of an
+// instruction, and with the loads of a matrix product's inner loop. The compiler's macros tell which loops exist at a level, so
+// a new level needs no change here.
 #include "ops.h"
 #include "vec.h"
 
@@ -207,7 +206,7 @@ double probe(Probe what, int64_t iterations, double* seconds) {
         const double start = omp_get_wtime();
         operations = double(run_loop(what, operands, iterations, &sum));
         slowest = omp_get_wtime() - start;
-        // Nobody reads the sums, which the compiler must not know.
+        // The sums are not used, but the compiler must not know.
         asm volatile("" : : "r"(&sum) : "memory");
     }
     *seconds = slowest;

@@ -1,4 +1,4 @@
-// What levels with special instructions do in their own way; everything else they take from the level below.
+// The kernels of levels with special instructions; these levels take all other kernels from the level below.
 #include "ops.h"
 
 namespace fastbert {

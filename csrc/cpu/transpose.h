@@ -1,4 +1,4 @@
-// A square of numbers turned over in registers.
+// Transposes a square of numbers in registers.
 #pragma once
 #include <utility>
 

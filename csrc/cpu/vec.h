@@ -36,10 +36,10 @@ template <class Body> inline void for_columns(int64_t begin, int64_t end, Body&&
     if (c < end) body(c, Part{int(end - c)});
 }
 
-// Fewer elements than this are done faster by one thread than the others wake up.
+// With fewer elements than this, one thread finishes before the others wake up.
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 14;
 
-// How many threads a call may have: no more than are useful, and within a parallel region one.
+// The number of threads of a call: no more than are useful, and one within a parallel region.
 inline int threads_for(int64_t useful) {
     const int most = omp_in_parallel() ? 1 : omp_get_max_threads();
     return int(useful < most ? useful : most);

@@ -104,7 +104,7 @@ inline Vec sqrt(Vec a) { return {sqrt(a.low), sqrt(a.high)}; }
 inline Vec select_less(Vec a, Vec b, Vec yes, Vec no) {
     return {choose(a.low < b.low, yes.low, no.low), choose(a.high < b.high, yes.high, no.high)};
 }
-// Of a NaN, min and max give b: so the place of an argument decides whether a NaN passes through.
+// If either argument is NaN, min and max return b, so the order of arguments decides whether a NaN is passed on.
 inline Vec min(Vec a, Vec b) { return select_less(a, b, a, b); }
 inline Vec max(Vec a, Vec b) { return select_less(b, a, a, b); }
 inline Vec abs(Vec a) {

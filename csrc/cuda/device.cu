@@ -1,4 +1,4 @@
-// What can be said of CUDA itself.
+// Queries about CUDA itself.
 #include <cuda_runtime.h>
 
 #include "cuda.h"

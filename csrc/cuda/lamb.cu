@@ -1,5 +1,5 @@
-// LAMB (You et al. 2020, algorithm 2) over all tensors: the arithmetic, tables and order of sums of the Triton kernels
-// (fastbert/triton_kernels/lamb.py), to be measured against them. No atomics: two runs give equal bits.
+// LAMB (You et al. 2020, algorithm 2) over all tensors, with the arithmetic, tables and order of sums of the Triton kernels
+// (fastbert/triton_kernels/lamb.py), to be compared with them in speed. No atomics: two runs give equal bits.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -103,7 +103,7 @@ template <class P, class G> __global__ void __launch_bounds__(THREADS) measure_k
         load(t.second, at, t.size, aligned, v);
         for (int i = 0; i < WIDTH; ++i) {
             const float given = g[i] * scale;
-            // m - (1-b1) m in place of b1 m: 0.999 rounded to fp32 has an error of 1e-5 in its distance to 1.
+            // m - (1-b1) m instead of b1 m: the distance to 1 of 0.999 rounded to fp32, which matters, has an error of 1e-5.
             m[i] = m[i] - r.rate1 * m[i] + r.rate1 * given;
             v[i] = v[i] - r.rate2 * v[i] + r.rate2 * (given * given);
             const float u = at + i < t.size ? update(r, m[i], v[i], p[i]) : 0.0f;

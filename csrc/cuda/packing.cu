@@ -1,7 +1,7 @@
-// Packing and unpacking of padded batches on the device: three launches and no look at a number by the host.
+// Packing and unpacking of padded batches on the device: three launches, without the host reading any value.
 //
-// 1. A block a row counts its kept tokens. 2. One block adds the counts up. 3. A block a row gives each kept token its
-// rank. The room (capacity) is the host's; what the mask keeps beyond it is dropped, and `statistics` tells.
+// 1. A block per row counts its kept tokens. 2. One block adds up the counts. 3. A block per row gives each kept token its
+// rank. The capacity is given by the host; tokens beyond it are dropped, as `statistics` tells.
 #include "launch.h"
 #include "packing.h"
 
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(PACK_THREADS) scan_kernel(PackArgs a) {
 __global__ void __launch_bounds__(PACK_THREADS) place_kernel(PackArgs a) {
     __shared__ uint32_t words[PACK_WORDS];
     const int64_t row = blockIdx.x;
-    if (row == a.batch_size) {  // one block more: the room that is left
+    if (row == a.batch_size) {  // one additional block: the unused capacity
         for (int64_t t = a.cu_seqlens[a.batch_size] + threadIdx.x; t < a.capacity; t += PACK_THREADS) {
             a.indices[t] = -1;
             a.positions[t] = 0;

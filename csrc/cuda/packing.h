@@ -38,7 +38,7 @@ FASTBERT_BOTH int kept_in_tile(const uint32_t* words) {
 // The rows whose lengths one thread of the scan adds up.
 FASTBERT_BOTH int64_t share_begin(int64_t batch_size, int thread) { return batch_size * thread / PACK_THREADS; }
 
-// Where a row begins among the kept tokens, held to the room there is.
+// Where a row begins among the kept tokens, limited to the capacity.
 FASTBERT_BOTH int32_t bound_within(int64_t kept_before, int64_t capacity) {
     return int32_t(kept_before < capacity ? kept_before : capacity);
 }

@@ -4,8 +4,8 @@
 
 namespace fastbert {
 
-// What is added to the scaled score of query i and key j of a sequence: element zero + j - i of the head's row (Raffel et al.
-// 2020, section 2.1). Behind a row's last element that is asked for, 15 more are readable: the widest vector ends there.
+// Element zero + j - i of a head's row is added to the scaled score of query i and key j of a sequence (Raffel et al. 2020,
+// section 2.1). The 15 elements after the last one of a row that is needed must be readable: the widest vector ends there.
 struct RelativeBias {
     const float* rows = nullptr;  // (nheads, stride); null for no bias
     int64_t stride = 0, zero = 0;
@@ -34,7 +34,7 @@ struct AttentionBackwardArgs {
     int64_t dout_stride;
     void *dq, *dk, *dv;
     int64_t dq_stride, dk_stride, dv_stride;
-    float* dbias;  // (batch_size, nheads, stride of the bias), added to; null where it is not wanted
+    float* dbias;  // (batch_size, nheads, stride of the bias), added to; null if it is not needed
 };
 
 inline int64_t longest_sequence(const int32_t* cu_seqlens, int64_t batch_size) {

@@ -9,10 +9,10 @@ namespace cuda {
 using Stream = void*;
 
 const char* cuda_error_text(int code);
-// Which machine code is inside, e.g. "80, 90a, 100".
+// The architectures that were compiled for, e.g. "80, 90a, 100".
 extern const char* const architectures;
 
-// A padded batch's way to token-flat form and back, for a number of tokens that the host need not know.
+// Packs a padded batch and unpacks it again, without the host knowing the number of tokens.
 struct PackArgs {
     const uint8_t* mask;   // (batch_size, seqlen), non-zero means keep
     int64_t batch_size, seqlen;
@@ -48,7 +48,7 @@ struct LambArgs {
     int64_t num_tensors;
     int param_type, grad_type;  // 0 float32, 1 bfloat16, 2 float16
 };
-int lamb_measure(const LambArgs&, Stream);  // moves the moments, and what needs no trust ratio
+int lamb_measure(const LambArgs&, Stream);  // updates the moments, and parameters that need no trust ratio
 int lamb_trust(const LambArgs&, Stream);    // |p| / |u| of every tensor
 int lamb_move(const LambArgs&, Stream);
 constexpr int64_t LAMB_CHUNK = 16384;

@@ -22,7 +22,7 @@ struct EmbeddingBackwardArgs {
     const void* dout;       // (rows, cols)
     const float* mean;      // (rows)
     const float* rstd;      // (rows)
-    void* dtables[3];       // (table_rows[i], cols), zeros on entry; null where nobody wants it
+    void* dtables[3];       // (table_rows[i], cols), zeros on entry; null if it is not needed
     int64_t padding_idx;    // the row of the words that gets no gradient, or -1
     float* dweight;         // (cols)
     float* dbias;           // (cols)

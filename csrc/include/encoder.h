@@ -20,20 +20,20 @@ struct EncoderSizes {
     DType packed;  // else: the form in which weights are packed
 };
 
-// A layer's parameters as the caller has them. Matrices are contiguous and of the encoder's dtype, as nn.Linear's, query,
-// key and value one below the other. Or they are packed as int8, at multiples of 64: then query, key and value are three,
-// and all must outlive the encoder, which copies everything else.
+// A layer's parameters. Matrices are stored as nn.Linear's, contiguous and in the encoder's dtype, with query, key and value
+// concatenated. With int8 they are packed, at addresses that are multiples of 64: query, key and value are then separate, and
+// the packed matrices must outlive the encoder, which copies everything else.
 struct LayerParameters {
     const void *qkv_weight, *attention_out_weight, *intermediate_weight, *out_weight;
-    const void *key_weight, *value_weight;  // of int8, where qkv_weight is the query's; else null
+    const void *key_weight, *value_weight;  // with int8, where qkv_weight is the query's; else null
     const float *qkv_bias, *attention_out_bias, *intermediate_bias, *out_bias;
     const float *attention_norm_weight, *attention_norm_bias, *norm_weight, *norm_bias;
 };
 
 struct EncoderBatch {
     const void* x;       // (tokens, hidden)
-    void* states;        // what each layer gives: the first at states, the next state_step elements on, ...
-    int64_t state_step;  // 0: every layer's to the same place
+    void* states;        // the layers' outputs: the first at states, each of the others state_step elements after the last
+    int64_t state_step;  // 0 writes all to the same memory, so that the last remains
     int64_t tokens;
     const int32_t* cu_seqlens;
     int64_t batch_size, max_seqlen;
@@ -47,8 +47,8 @@ struct EncoderBatch {
 
 class Encoder {
 public:
-    // order: which parameters each layer has, by a number from 0 on. Layers that share theirs, as ALBERT's do, have the same
-    // number, and these are packed and held once. Throws NoMemory.
+    // order: the number of each layer's parameters, from 0 on. Layers that share parameters, as ALBERT's do, have the same
+    // number, and these parameters are packed and kept once. Throws NoMemory.
     Encoder(const EncoderSizes&, std::vector<int64_t> order);
     void set_parameters(int64_t number, const LayerParameters&);
     // Any number of threads may run at once; each keeps a workspace that only grows. Throws NoMemory.

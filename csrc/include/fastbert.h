@@ -1,4 +1,4 @@
-// What the kernels of fastbert are: raw pointers and sizes, one table of functions per instruction set.
+// The interface of the kernels: raw pointers and sizes, and a table of functions for each instruction set.
 //
 // Every tensor is contiguous, rows x cols, row-major. Parameters (bias, weight) and statistics are float32; activations
 // are float32 or bfloat16. Nothing here knows torch or Python, allocates anything but scratch (scratch.h) or throws anything
@@ -73,8 +73,8 @@ struct Kernels {
     void (*dropout)(DType, const void* x, void* out, int64_t rows, int64_t cols, const Dropout&);
     // keep (num_rows, cols) is 1 where the element at (row_numbers[r], c) is kept.
     void (*keep_mask)(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout&, bool* keep);
-    // statistics (rows, 2) are kept for backward. Both return the first row whose label is neither ignored nor a column, and
-    // have done nothing then, or -1.
+    // statistics (rows, 2) are kept for backward. Both return -1, or the first row whose label is neither ignored nor a column;
+    // they have then done nothing else.
     int64_t (*cross_entropy_forward)(const CrossEntropyArgs&, float* loss, float* statistics);
     int64_t (*cross_entropy_backward)(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
     void (*attention_forward)(const AttentionArgs&);
@@ -85,10 +85,10 @@ struct Kernels {
     void (*gemm_f32)(const GemmArgs&);
     void (*gemm_bf16)(const GemmArgs&);
     void (*gemm_bf16x3)(const GemmArgs&);  // null at levels without tiles
-    void (*gemm_f32_winograd)(const GemmArgs&);  // null at levels without
+    void (*gemm_f32_winograd)(const GemmArgs&);  // null at levels without it
     void (*weight_grad_f32)(const WeightGradArgs&);
     void (*weight_grad_bf16)(const WeightGradArgs&);
-    // Both return the first token of which an id is no row of its table, and have done nothing then, or -1.
+    // Both return -1, or the first token with an id that is out of range; they have then done nothing else.
     int64_t (*embedding_forward)(const EmbeddingArgs&, void* out, float* mean, float* rstd);
     int64_t (*embedding_backward)(const EmbeddingBackwardArgs&);
     void (*adamw)(const OptimizerArgs&);

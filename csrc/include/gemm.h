@@ -57,9 +57,9 @@ struct WeightGradArgs {
 };
 
 constexpr int64_t PANEL = 16;
-// Steps of k, a multiple of three, after which Winograd's sums are closed: a strip of 32 columns takes a third of a
-// first-level cache of 32 KiB at the most, and errors of rounding are those of torch's product; of k that is not cut at all
-// they would be 1.2 times these, so that from 49 on it is cut in two.
+// Steps of k, a multiple of three, after which Winograd's sums are closed. At this length a strip of 32 columns takes at most
+// a third of a first-level cache of 32 KiB, and rounding errors are as large as in torch's product. They would be 1.2 times as
+// large if k were not cut at all, so it is cut in two from 49 on.
 constexpr int64_t WINOGRAD_CHUNK = 96;
 static inline int64_t winograd_chunk(int64_t k) {
     const int64_t chunks = k > WINOGRAD_CHUNK ? divide_up(k, WINOGRAD_CHUNK) : k > WINOGRAD_CHUNK / 2 ? 2 : 1;

@@ -45,21 +45,21 @@ struct GemmInt8Args {
     DType c_dtype;
     int64_t m, n, k;
     int32_t* sums;  // (m, groups, n) sums of (q_a - zero) * q_w; null but in tests
-    bool same_rows;  // the calling thread's last product had these very rows and outliers: their quantised form is there
-    // A packed weight with this one's n as its k, or null: c is not written, but quantised as that weight's rows while it
-    // is near the core. The calling thread's product of that weight with `quantised` and as many rows takes them up; it
-    // has no need of a.
+    bool same_rows;  // the calling thread's last product had the same rows and outliers, so their quantised form exists
+    // A packed weight whose k is this one's n, or null. With it, c is not written, but quantised as the rows of that weight
+    // while it is in the cache. The calling thread's next product, of that weight and with `quantised`, uses these rows and
+    // ignores a.
     const void* next;
     bool quantised;
 };
 
 int64_t int8_packed_size(int64_t n, int64_t k, int64_t num_outliers);
 void pack_int8(const PackInt8Args& args);
-// Whether the buffer's parts lie within it, where that header would have put them: it may come from a file.
+// Whether the header is one that pack_int8 writes, and all parts are within the buffer, which may come from a file.
 bool is_packed_int8(const void* buffer, int64_t bytes);
 void gemm_int8(const GemmInt8Args& args);
 
-// Where the parts of a packed buffer lie.
+// The positions of the parts of a packed buffer.
 struct Int8Header {
     int64_t n, k, num_outliers;
     int64_t n_padded, k_padded;

@@ -1,4 +1,4 @@
-// Pages of 2 MiB: one sequence's latency is the time to read the weights, and with them there are fewer page walks.
+// Pages of 2 MiB: the latency of a single sequence is the time to read the weights, and large pages need fewer page walks.
 #pragma once
 #include <cstdint>
 
@@ -6,9 +6,9 @@ namespace fastbert {
 
 constexpr int64_t HUGE_PAGE = 2l << 20;
 
-// For memory that is not written to yet. Where it is refused, small pages serve.
+// For memory that was not written to yet. If the system refuses, small pages are used.
 void wish_for_huge_pages(void* memory, int64_t bytes);
-// For memory that is filled already: the pages that it lies in are put together, now (Linux 6.1).
+// For memory that is already filled: its pages are merged at once (Linux 6.1).
 void gather_into_huge_pages(const void* memory, int64_t bytes);
 
 }  // namespace fastbert

@@ -15,10 +15,10 @@ namespace fastbert {
 // bits wide, "avx512_bf16_pairs" on AMD's others with BF16, and else the best in this order up to "avx512_bf16".
 std::vector<std::string> supported_isas();
 
-// Throws std::invalid_argument for a name that is not supported here. Besides those of supported_isas() it takes one that
-// tests "avx2_vnni" where only AVX-512 has the instruction, in AVX-512's encoding, "avx2_vnni_evex", and
-// two that test the AMX kernels where there is no AMX: "amx_emulated" has their tiles in plain C++, slow; "amx_trapped" is
-// "amx" itself, without asking for tiles, for a process that carries out the instructions of which the processor dies.
+// Throws std::invalid_argument for a name that is not supported here. Besides those of supported_isas() there are three names
+// for tests. "avx2_vnni_evex" is "avx2_vnni" with the instruction in AVX-512's encoding, for processors that have no other.
+// "amx_emulated" is "amx" with tiles in plain C++, which is slow. "amx_trapped" is "amx" itself, without asking the system for
+// tiles, for a process that emulates the instructions on which the processor faults.
 void set_isa(const std::string& name);
 std::string isa();
 const Kernels& kernels();

@@ -4,7 +4,7 @@
 
 namespace fastbert {
 
-// Numbers of `width` bytes (1, 2, 4 or 8), kept where they are not zero; floats have a sign beside a zero.
+// Numbers of `width` bytes (1, 2, 4 or 8); tokens are kept where they are not zero. For floats, -0 is zero too.
 struct Mask {
     const void* data;  // (batch_size, seqlen)
     int width;
@@ -17,8 +17,8 @@ struct Kept {
     bool first_masked = false;  // the first token of a sequence that has others
 };
 
-// Fills indices, with room for one more than the mask has numbers, with the places of the kept tokens, and bounds
-// (batch_size + 1) with those of the sequences among them.
+// Fills indices, which has room for one more than the mask's elements, with the indices of the kept tokens, and bounds
+// (batch_size + 1) with the bounds of the sequences among them.
 Kept read_mask(const Mask&, int64_t* indices, int32_t* bounds);
 
 }  // namespace fastbert

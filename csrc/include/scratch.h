@@ -1,4 +1,4 @@
-// The memory that each thread keeps for its kernels, and what happens where there is none.
+// The memory that each thread keeps for its kernels, and the error if there is not enough.
 #pragma once
 #include <cstdint>
 #include <new>
@@ -8,8 +8,8 @@ namespace fastbert {
 // Buffers that the kernels of a thread may hold at the same time.
 enum class Scratch : int { kernel = 0, gemm_a, gemm_b, gemm_c, int8_rows, int8_next, encoder, count };
 
-// So many bytes, at a multiple of 64, until the thread asks for this buffer again; it lives as long as the thread, only
-// grows, and holds whatever it held. Throws NoMemory.
+// At least this many bytes, at a multiple of 64, valid until the thread asks for this buffer again. The buffer exists as long
+// as the thread, only grows, and is not initialised. Throws NoMemory.
 void* thread_buffer(Scratch which, int64_t bytes);
 
 static inline float* thread_scratch(int64_t floats) {
@@ -25,7 +25,7 @@ public:
 // Unnamed, as vec.h's functions are: were it shared, the linker might keep the copy that a processor cannot run.
 namespace {
 
-// What several threads do in a parallel region, which an exception must not leave: it is thrown once they are done.
+// Catches NoMemory of threads in a parallel region, which an exception must not leave; end() throws it after the region.
 class Attempt {
 public:
     template <class Body> void run(Body&& body) {

@@ -1,11 +1,11 @@
-// What the arguments of every kernel are made of.
+// The types of the kernels' arguments.
 #pragma once
 #include <cstdint>
 
 namespace fastbert {
 
-// Two are of packed weights only. bf16x3: float32 numbers, each as three bfloat16 ones whose sum it is. f32_winograd:
-// float32 numbers as Winograd's inner product takes them (gemm_winograd.h).
+// The last two are forms of packed weights. bf16x3: float32 numbers, each as the sum of three bfloat16 numbers. f32_winograd:
+// float32 numbers scaled for Winograd's inner product (gemm_winograd.h).
 enum class DType : int { f32 = 0, bf16 = 1, bf16x3 = 2, f32_winograd = 3 };
 
 // Static, as vec.h's functions are unnamed: were these shared, the linker might keep the copy that a processor cannot run.
