@@ -1,4 +1,4 @@
-"""CUDA graphs: capturing a function, and the few shapes that batches of any size are rounded up to."""
+"""CUDA graphs: capturing a function, and rounding the sizes of batches up to a few shapes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LEAST_TOKENS = 64
 
 
 def token_unit(tokens: int, least: int = LEAST_TOKENS) -> int:
-    """The number of tokens is rounded up to a multiple of this: a sixteenth of the next power of two. So few numbers of
-    tokens occur, and 4 % are added on average."""
+    """The unit to a multiple of which a number of tokens is rounded up: a sixteenth of the next power of two, at least
+    ``least``. Few numbers of tokens then occur, and 4 % are added on average."""
     return max((1 << max(tokens - 1, 0).bit_length()) // 16, least)
 
 
@@ -24,7 +24,7 @@ def rounded_up(number: int, unit: int) -> int:
 
 
 def rounded_length(length: int, longest: int) -> int:
-    """The length that a batch's longest sequence counts as: 64, 128, 256, 384 and so on, and at most ``longest``."""
+    """The length of a batch's longest sequence, rounded up to 64, 128, 256, 384 and so on, but at most ``longest``."""
     return min(64 if length <= 64 else rounded_up(length, 128), longest)
 
 
@@ -35,7 +35,7 @@ class Replay:
     to this object, and the graph's memory would be freed only by Python's cycle collector.
 
     Args:
-        stream: the stream to capture on; None where nothing is captured.
+        stream: the stream to capture on; None captures nothing and calls the function every time.
         pool: the memory pool that an owner's graphs share.
         make_room: whether unused memory is returned to the device before the capture. A training step needs that room;
             in a server it would stop other threads.
@@ -66,7 +66,7 @@ class Replay:
                     function()
             else:
                 with on_stream(self._stream):
-                    # Other threads may allocate meanwhile, which the default mode would not let them.
+                    # Other threads may allocate memory meanwhile, which the default mode forbids.
                     graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                     try:
                         function()

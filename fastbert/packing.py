@@ -287,8 +287,8 @@ class CallerShape:
         return x if self.keep is None else x.masked_fill(~self._kept(x), 0.0)
 
     def show(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A hidden state x (T, H) in the caller's shape, and the tokens (T, H) for the next layer. These are computed
-        from what the caller gets, so that gradients with respect to it are defined."""
+        """A hidden state x (T, H) in the caller's shape, and the tokens (T, H) for the next layer. The latter are
+        computed from the former, so that gradients with respect to it are defined."""
         shown = self.unpack(x)
         return shown, self.tokens_of(shown, x) if x.requires_grad else x
 

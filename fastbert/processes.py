@@ -113,7 +113,7 @@ class Workers:
         return self._threads.submit(self._ask, job)
 
     def _ask(self, job: Any) -> Any:
-        pipe = self._idle.get()  # there are as many as threads
+        pipe = self._idle.get()  # there are as many pipes as threads
         try:
             pipe.send(job)
             done, answer = pipe.recv()

@@ -1,4 +1,4 @@
-"""How numbers and dtypes are written in sentences and tables for people. Nothing here imports torch."""
+"""Formats numbers and dtypes for messages and tables. Does not import torch."""
 
 from __future__ import annotations
 

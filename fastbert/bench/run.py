@@ -75,7 +75,7 @@ def run(request: Request, command: str, say: Callable[[str], None]) -> dict:
     """
     variants.check_peers(request.peers)
     if request.preload is not None and not Path(request.preload).is_file():
-        raise InputError(f"--preload: expected a shared library, got {request.preload}, which is no file")
+        raise InputError(f"--preload: expected a shared library, got {request.preload}, which is not a file")
     preload = str(Path(request.preload).resolve()) if request.preload else None
     todo = plans(request.kinds, request.model, request.only, request.quick)
     document = results.header(command, request.threads, preload) | {"sessions": []}

@@ -24,7 +24,7 @@ class Finetune(FinetuneConfig, SearchConfig):
 
     OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer) and, for the dev file,
     the metrics, the predictions in the official format, tables (per class, confusion) and the wrongly predicted rows.
-    squad1, squad2, swag, ner and --features have defaults of their own: `fastbert finetune squad1 --help` shows them.
+    squad1, squad2, swag, ner and --features have their own defaults: `fastbert finetune squad1 --help` shows them.
 
     Example:
         fastbert finetune sst2 --model DIR --train train.tsv --dev dev.tsv --out RUN
@@ -56,9 +56,9 @@ class Finetune(FinetuneConfig, SearchConfig):
     features: (
         Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum", "mix", "all"] | None
     ) = None
-    """ner and tasks of texts: train a BiLSTM on these features of the frozen model in place of the model (the paper's
-    section 5.3), which may then be an ELMo or static vectors; "mix" learns ELMo's mix of all layers, "all" trains each
-    of the first six and the whole model, and prints one table."""
+    """ner and tasks of texts: train a BiLSTM on these features of the frozen model, instead of the model itself
+    (section 5.3 of the paper). The model may then be an ELMo or static vectors. "mix" learns ELMo's mix of all layers;
+    "all" trains with each of the first six and fine-tunes the whole model, and prints one table."""
     feature_units: int | None = None
     """With --features: units of the BiLSTM in each direction; by default 768, as in the paper."""
     skip_bad_rows: bool = False

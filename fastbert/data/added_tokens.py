@@ -1,4 +1,4 @@
-"""Tokens that were added to a vocabulary after it was made, as transformers keeps them beside it."""
+"""Tokens that were added to a vocabulary later, which transformers keeps in files beside it."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Masker:
         return np.sort(order[rank < budget[sample[order]]])
 
     def _choose_words(self, ids, sample, candidates, token_keys, budget) -> np.ndarray:
-        """Whole words in random order, leaving out those that would not fit into what is left of the budget."""
+        """Whole words in random order, leaving out those that do not fit into the rest of the budget."""
         begins = ~self.continuation[ids[candidates]]
         begins[:1] = True
         # A segment whose front was cut can begin with "##ing", which is not part of the word before the [SEP].

@@ -162,7 +162,7 @@ def _at_both_ends(cut: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def plan_full_sentences(
     token_starts: np.ndarray, document_starts: np.ndarray, max_seqlen: int, seed: int, epoch: int
 ) -> EpochPlan:
-    """Runs of full sentences [CLS] A [SEP] for masked LM alone; a run never crosses a document.
+    """Runs of full sentences [CLS] A [SEP], for masked LM only; a run never crosses documents.
 
     The first run of a document has a random length, so that the runs differ from epoch to epoch. A sentence longer than
     max_seqlen - 2 is cut into pieces.
@@ -193,7 +193,7 @@ def _runs_of(token_starts, document_starts, limits: list[int], room: int) -> lis
     for document, limit in enumerate(limits):
         i, last = bounds[document], bounds[document + 1]
         while i < last:
-            # The last sentence that still ends within the limit; a first sentence that does not is taken alone.
+            # The last sentence that ends within the limit; a first sentence that does not makes a run by itself.
             end = bisect_left(starts, starts[i - base] + limit + 1, i + 1 - base, last + 1 - base) - 1 + base
             end = max(end, i + 1)
             length = starts[end - base] - starts[i - base]

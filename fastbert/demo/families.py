@@ -122,7 +122,7 @@ def classes(rows: list[Row]) -> tuple[str, ...]:
 
 
 def few_labels(rows: list[Row], each: int, seed: int) -> list[Row]:
-    """``each`` rows of every family, or all where it has fewer, chosen at random."""
+    """``each`` rows of every family, or all if it has fewer, chosen at random."""
     draw = random.Random(seed)
     chosen = []
     for family in FAMILIES:

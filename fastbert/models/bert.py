@@ -184,7 +184,7 @@ class BertModel(PreTrainedModel):
             options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``;
                 ``output_attentions`` (takes the padded reference path); ``cu_seqlens`` (B+1,) and ``max_seqlen`` for
                 packed tokens, also under transformers' names ``cu_seq_lens_q``, ``max_length_q``.
-            return_dict: False returns a tuple, as in transformers; None does what the configuration says.
+            return_dict: False returns a tuple, as in transformers; None follows the configuration.
             encoded: for the heads: a list to which the result of `encode` is added (`encoded_by`).
 
         Returns:

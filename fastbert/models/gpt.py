@@ -76,7 +76,7 @@ class GPTPreTrainedModel(PreTrainedModel):
         self.lm_head = decoder
 
     def tie_weights(self, *_args, **_kwargs: Any) -> None:
-        """Makes the language-model head share the word embeddings' weight, where the configuration says so."""
+        """Makes the language-model head share the word embeddings' weight, if the configuration says so."""
         head, words = self.get_output_embeddings(), self.get_input_embeddings()
         if head is None:
             return

@@ -165,10 +165,10 @@ def open_tokens(
 
 
 def _refuse_beside(what: str, **given) -> None:
-    """Raises InputError for an argument that would be ignored beside ``what``."""
+    """Raises InputError for an argument that would be ignored if ``what`` is given too."""
     for name, value in given.items():
         if value is not None:
-            raise InputError(f"expected no {name} beside {what}: it would be left unread, got one")
+            raise InputError(f"expected no {name} with {what}: it would be ignored, got one")
 
 
 def _check_width(config: ModelConfig, inputs_embeds: Tensor | None) -> None:

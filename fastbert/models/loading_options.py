@@ -32,7 +32,7 @@ _SAVING_PASSED_OVER = {
 _SAVING_REFUSED: dict[str, tuple[tuple, str]] = {
     "push_to_hub": ((None, False), "upload the directory with huggingface_hub"),
     "safe_serialization": ((None, True), "write a pickle with fastbert convert --to pickle"),
-    "variant": ((None,), "save into a directory of its own"),
+    "variant": ((None,), "save into a separate directory"),
 }
 
 
@@ -41,14 +41,14 @@ def check_saving_options(options: dict) -> None:
     for name, value in options.items():
         harmless, instead = _SAVING_REFUSED.get(name, ((value,) if name in _SAVING_PASSED_OVER else (), "leave it out"))
         if all(value is not x for x in harmless):
-            raise InputError(f"{name}={value!r:.50} is no option of save_pretrained here: {instead}")
+            raise InputError(f"{name}={value!r:.50} is not an option of save_pretrained here: {instead}")
 
 
 def without_loading_options(options: dict) -> dict:
     """The keywords that are left, for the configuration. Raises InputError for one that is refused."""
     for name, instead in _LOADING_REFUSED.items():
         if options.get(name):
-            raise InputError(f"{name} is no option of from_pretrained here: {instead}")
+            raise InputError(f"{name} is not an option of from_pretrained here: {instead}")
     return {
         name: value
         for name, value in options.items()

@@ -182,7 +182,7 @@ class PreTrainedModel(nn.Module):
         Args:
             directory: made if it does not exist.
             is_main_process: False writes nothing, for all but one of several processes.
-            state_dict: tensors to write in place of the model's own, such as sharded training gathers.
+            state_dict: tensors to write in place of the model's own, such as those gathered from sharded training.
             options: those of transformers' saving that change nothing here are ignored.
 
         Returns:
@@ -252,7 +252,7 @@ class PreTrainedModel(nn.Module):
         return self.base_model.embeddings, "word_embeddings"
 
     def _decoder_owner(self) -> nn.Module | None:
-        """The masked-LM head, where the model has one."""
+        """The masked-LM head; None if the model has none."""
         return getattr(getattr(self, "cls", None), "predictions", None)
 
     def get_output_embeddings(self) -> nn.Linear | None:

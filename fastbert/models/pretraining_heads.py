@@ -182,7 +182,7 @@ class BertForPreTraining(BertHead):
 
 
 class BertForMaskedLM(BertHead):
-    """BERT with the masked-LM head alone; no pooler. ``last_layer`` is that of `BertForPreTraining`.
+    """BERT with only the masked-LM head and no pooler. ``last_layer`` is as in `BertForPreTraining`.
 
     Args:
         config: a `BertConfig`, or transformers', used as in `BertForPreTraining`.
@@ -229,7 +229,7 @@ class BertForMaskedLM(BertHead):
 
 
 class BertForNextSentencePrediction(BertHead):
-    """BERT with the next-sentence head alone: scores of 0 = the second segment follows the first, 1 = it does not.
+    """BERT with only the next-sentence head: scores of 0 = the second segment follows the first, 1 = it does not.
 
     Args:
         config: a `BertConfig`, or transformers'.

@@ -4,7 +4,7 @@ A new kind is an entry of `ARCHITECTURES`. Its configuration is a `ModelConfig`;
 
     from_name(name, *, vocab_size, pad_token_id, **values)   a named size
     hidden_size, num_hidden_layers, vocab_size                read by plans and figures
-    max_position_embeddings                                   the longest sequence, or None where there is no limit
+    max_position_embeddings                                   the longest sequence, or None if there is no limit
     objectives                                                the `PretrainingConfig.objective`s that fit the model
 
 and, if its arithmetic differs from BERT's, ``forward_flops(tokens, squares, predicted)`` (`train.flops`). Its models
@@ -74,7 +74,7 @@ class Architecture:
         return _load(self.pretraining)
 
     def head(self, reads: str) -> type:
-        """The class of a task's model. Raises InputError where this kind has none."""
+        """The class of a task's model. Raises InputError if this kind has none."""
         if reads not in self.heads:
             raise InputError(
                 f"a task that reads a {reads} needs a model with such a head, got the model_type {self.model_type!r}, "
@@ -90,7 +90,8 @@ class Architecture:
         """Sets the fields that depend on the training text, for a new model whose configuration has ``complete_from``.
 
         Args:
-            shards: `data.shards.ShardSet` of the training split, or None where there is no data yet.
+            config: changed in place.
+            shards: `data.shards.ShardSet` of the training split, or None if there are no data yet.
         """
         if hasattr(config, "complete_from"):
             config.complete_from(shards)
@@ -142,7 +143,7 @@ def _load(place: str) -> type:
 
 
 def of_type(model_type: str, kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
-    """The kind with this model_type (config.json's word). Raises InputError where none of ``kinds`` has it."""
+    """The kind with this ``model_type`` (as in config.json). Raises InputError if none of ``kinds`` has it."""
     for kind in kinds:
         if kind.model_type == model_type:
             return kind
@@ -150,10 +151,10 @@ def of_type(model_type: str, kinds: Sequence[Architecture] = PRETRAINABLE) -> Ar
 
 
 def of_directory(directory: str | os.PathLike[str], kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
-    """The kind that a directory's config.json names; one that names none is a BERT's.
+    """The kind that a directory's config.json names, or BERT if it names none.
 
     Raises:
-        InputError: there is no config.json that can be read, or it is of none of ``kinds``.
+        InputError: there is no config.json that can be read, or its kind is not among ``kinds``.
     """
     path, values = read_config_file(directory)
     try:

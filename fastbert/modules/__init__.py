@@ -5,10 +5,10 @@
     embeddings, layer, encoder, heads             BERT; stack runs its layers in one op if nothing was changed in them
     decoder, cache                                GPT and GPT-2; keys and values during generation
     character_cnn, lstm, bilm, elmo               ELMo
-    bilstm, scalar_mix                            what may stand between a model and a task's head
+    bilstm, scalar_mix                            optional layers between a model and a task's head
     layout                                        packed or padded, and which tokens attend to each other
-    linear, norm, hooks                           applying a dense layer or LayerNorm by an op, unless somebody's hook,
-                                                  adapter or subclass wants the module itself to be called
+    linear, norm, hooks                           applying a dense layer or LayerNorm by an op, unless a hook, an
+                                                  adapter or a subclass requires a call of the module itself
     quantized, quantized_linear, fp8, precision   int8 inference, 8-bit training, the precision of a loaded model
     mode                                          evaluation mode for the time of a block
     graphs, uncompiled                            what torch.compile leaves out of its graphs

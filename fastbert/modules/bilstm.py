@@ -1,4 +1,4 @@
-"""A BiLSTM over packed sequences: what may stand between an encoder and a task's head (Devlin et al. 2019, table 5)."""
+"""A BiLSTM over packed sequences, for use between an encoder and a task's head (Devlin et al. 2019, table 5)."""
 
 from __future__ import annotations
 

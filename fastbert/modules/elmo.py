@@ -18,7 +18,7 @@ from .lstm import Order
 class ElmoEmbeddings(nn.Module):
     """Vectors of tokens from the characters of their vocabulary, (T,) ids -> (T, P).
 
-    ``characters`` (vocab_size, max_characters) int16 is a table that goes with the weights into the file.
+    ``characters`` (vocab_size, max_characters) int16 is a buffer that is saved with the weights.
     """
 
     def __init__(self, config: ElmoConfig) -> None:

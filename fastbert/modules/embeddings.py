@@ -27,12 +27,12 @@ def sinusoids(positions: int, size: int) -> Tensor:
 
 
 class SinusoidalEmbedding(nn.Module):
-    """The fixed table in the place of a learned one, under the same name: `sinusoids` / sqrt(size).
+    """A fixed table, with the same name as a learned one: `sinusoids` / sqrt(size).
 
-    Vaswani et al. (section 3.4) add PE to sqrt(size) times the word's vector. What follows here is a LayerNorm, to
-    which sqrt(size) E + PE and E + PE / sqrt(size) are the same; so the words keep BERT's scale, which the tied
-    masked-LM head needs. The table is saved with the weights: a library that knows learned positions only computes the
-    same from the file.
+    Vaswani et al. (section 3.4) add PE to sqrt(size) times the word's vector. Here a LayerNorm follows, for which
+    sqrt(size) E + PE and E + PE / sqrt(size) are equivalent, so the word embeddings keep BERT's scale, which the tied
+    masked-LM head needs. The table is saved with the weights, so that a library that only knows learned positions
+    computes the same from the file.
     """
 
     def __init__(self, positions: int, size: int) -> None:

@@ -73,18 +73,19 @@ class BertEncoder(nn.Module):
             keep_states: whether all hidden states are returned.
             rows: (R,) int64, the tokens whose last hidden state is needed, or None for all; for the others the last
                 layer computes nothing beyond its attention.
-            show: maps a state (T, H) to what the caller gets of it and to the tokens that the next layer reads, so
-                that gradients with respect to what the caller got reach the state; None keeps the tokens as they are.
+            show: maps a state (T, H) to the tensor that is returned to the caller and to the tokens (T, H) that the
+                next layer reads, so that gradients with respect to the returned tensor are defined; None for the state
+                itself.
 
         Returns:
             the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the attention
-            probabilities of each layer, None where the layout keeps none.
+            probabilities of each layer, None if the layout does not keep them.
         """
         records = torch.is_grad_enabled()
         recompute = self.gradient_checkpointing and self.training and records
         shown, first = (x, x) if show is None else show(x)
         states, count, ran = [shown], 0, None
-        # If the returned states have gradients, each layer reads the previous state through what the caller gets.
+        # If the returned states have gradients, each layer reads the previous state through the returned tensor.
         shows = keep_states and show is not None and records
         shows = shows and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
 
@@ -218,9 +219,7 @@ class BertEncoder(nn.Module):
         max_seqlen = max_length_q if max_seqlen is None else max_seqlen
         if cu_seqlens is not None or hidden_states.dim() == 2:
             if attention_mask is not None and attention_mask.dim() == 2:
-                raise InputError(
-                    "expected no (B, S) attention_mask beside packed tokens: it would be left unread, got one"
-                )
+                raise InputError("expected no (B, S) attention_mask with packed tokens: it would be ignored, got one")
             if output_attentions:
                 raise InputError("attention probabilities are kept for (B, S) batches only, got packed tokens")
             output = self._packed(hidden_states, cu_seqlens, max_seqlen, key, bool(output_hidden_states))

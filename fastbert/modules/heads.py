@@ -64,6 +64,6 @@ class BertPreTrainingHeads(nn.Module):
             self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
     def forward(self, hidden: Tensor | None, pooled: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """hidden (N, H), pooled (B, H) -> (N, V), (B, 2); None for what is not given."""
+        """hidden (N, H), pooled (B, H) -> (N, V), (B, 2); each is None if its input is None."""
         logits = None if hidden is None else self.predictions(hidden)
         return logits, None if pooled is None else apply_linear(self.seq_relationship, pooled)

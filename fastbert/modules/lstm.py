@@ -152,6 +152,6 @@ def _clip_(x: Tensor, limit: float | None) -> None:
 
 
 def _stop_(grad: Tensor, clipped: Tensor, limit: float | None) -> None:
-    """Sets the gradient to zero where a value was clipped; in place."""
+    """Sets the gradient to zero, in place, at values that were clipped."""
     if limit is not None:
         grad.masked_fill_(clipped.abs() >= limit, 0.0)

@@ -13,7 +13,7 @@ def is_plain_norm(module: nn.Module) -> bool:
     """Whether a module is torch's own LayerNorm class, with weight and bias, and not a subclass or an adapter."""
     if type(module) is not nn.LayerNorm:
         return False
-    own = module._parameters  # where a plain tensor in a parameter's place is missing
+    own = module._parameters  # does not have a plain tensor that replaced a parameter
     return own.get("weight", own) is not None and own.get("bias", own) is not None
 
 

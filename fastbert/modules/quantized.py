@@ -73,7 +73,7 @@ def _probe(model: nn.Module, encoder: BertEncoder) -> None:
     owners = (m for m in model.modules() if getattr(m, "encoder", None) is encoder and hasattr(m, "embeddings"))
     base = next(owners, None)
     if base is None or not hasattr(base, "encode"):
-        # There are no embeddings of ours: normally distributed hidden states, like those after a LayerNorm.
+        # The embeddings are not ours, so the input is normally distributed hidden states, like those after a LayerNorm.
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(_PROBE_SEQUENCES, length, config.hidden_size, generator=generator)
         encoder(x.to(next(encoder.parameters()).dtype))

@@ -3,7 +3,7 @@
 A file without a leading underscore is an op's contract: what it computes, shapes and dtypes, checks, and the reference
 as its first implementation. The others are private:
 
-    _cpu_*, _triton_*, _cuda_*        one op on one backend; _cpu, _triton and _cuda have what a backend's ops share,
+    _cpu_*, _triton_*, _cuda_*        one op on one backend; _cpu, _triton and _cuda are shared by a backend's ops,
                                       _cublaslt calls cuBLASLt
     _dispatch                         the table (op, backend) -> implementation, and the choice for a call
     _contract                         checks for calls of torch.ops.fastbert.*, which bypass the contracts
@@ -11,7 +11,7 @@ as its first implementation. The others are private:
     _graph_mode, _triton_replay       CUDA graphs in inference: whether they are wanted, and the graphs
     _recompute                        activation checkpointing under the settings of the first pass
     _in_place, _needed_gradients, _double_backward
-                                      backward passes: gradients added to .grad directly, gradients that nobody uses,
+                                      backward passes: gradients added to .grad directly, gradients that are not used,
                                       and second derivatives, which are refused
     _int8_weights                     int8 weights: packed, checked, unpacked
     _weight_cache                     packed weights, kept as long as the weight they were made from

@@ -39,7 +39,7 @@ class _Wanted(NamedTuple):
     place: int  # among the arguments
     name: str
     dtypes: tuple[torch.dtype, ...]
-    sizes: tuple[str, ...]  # "..." first, where there may be more in front
+    sizes: tuple[str, ...]  # begins with "..." if there may be further dimensions
     is_activation: bool
 
 

@@ -1,4 +1,4 @@
-"""What the CPU kernels share: which calls they take, how tensors become pointers, how ops become torch ops.
+"""Shared by the CPU kernels: checks of calls, conversion of tensors to pointers, registration of torch ops.
 
 Each op is a torch op `fastbert::<name>` with a fake version and a formula for its gradient, so that it works under
 autograd and `torch.compile(fullgraph=True)`. The kernels (csrc/cpu) take float32 and bfloat16; statistics, parameters
@@ -205,8 +205,8 @@ def reduction_workspace(rows: int, columns: int) -> Tensor:
     return buffer(_native.extension().reduction_chunks(rows) * columns)
 
 
-# How a schema carries a `Dropout`; threshold 0 means none. If seed and offset are only known when the op runs, as in a
-# compiler's graph, they are in rng, (2,) int64, to which nothing writes.
+# The arguments of a schema that stand for a `Dropout`; threshold 0 means none. If seed and offset are only known when
+# the op runs, as in a compiler's graph, they are in rng, (2,) int64, which the op only reads.
 DROPOUT_SCHEMA = "int threshold, int seed, int offset, int site, Tensor? rng"
 DROPOUT_TENSORS = "rng: int64 (2)"
 

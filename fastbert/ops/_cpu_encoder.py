@@ -69,7 +69,7 @@ def _accepts(
         return reason
     at_once = not torch.compiler.is_compiling() and all(map(_IS_CPU, tensors))  # torch.compile cannot trace this map
     if at_once and set(map(_DTYPE, tensors)) <= {torch.uint8, x.dtype}:
-        # x stands for all of the two hundred tensors: checking each takes time that counts before a short sentence.
+        # Only x is checked: checking all two hundred tensors takes a noticeable time for a short sentence.
         return _cpu.why_not(x, widened=_WIDENED)
     return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8), widened=_WIDENED)
 
@@ -261,7 +261,7 @@ def _encoder(
     if torch.compiler.is_compiling():
         return chosen_rows(list(_op(*arguments).unbind()), rows)
     held = {} if packed is None else packed.held
-    if packed is not None and not held:  # so that the same model, compiled, finds what is packed here
+    if packed is not None and not held:  # so that the same model, when it is compiled, finds these packed weights
         _held.keep(tensors[_LAST_MATRIX], held)
     if is_recorded(x, tensors, bias):
         states = _forward(*arguments, held).unbind()

@@ -16,8 +16,8 @@ _ACTIVATIONS = {None: 0, "none": 1, "tanh": 2}
 def int8_attention_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which attention between int8 layers is computed for hidden states x.
 
-    That of x, or bfloat16 where the processor multiplies it faster: its rounding (2^-9 of a number) is well below that
-    of the int8 products around it. A compiled model keeps that of x.
+    It is that of x, or bfloat16 if the processor multiplies it faster: its relative rounding error of 2^-9 is well
+    below that of the int8 products around it. A compiled model keeps that of x.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return x.dtype

@@ -69,7 +69,7 @@ def _workspace(device: torch.device, stream: int) -> Tensor:
 def _place(device: torch.device) -> tuple[int, int]:
     """(device number, stream)."""
     if device.type != "cuda":
-        return 0, 0  # a stand-in for the library, in tests
+        return 0, 0  # in tests, with a stand-in for the library
     return device.index or 0, torch.cuda.current_stream(device).cuda_stream
 
 
@@ -90,8 +90,8 @@ def multiply(
         a, b: (M, K) and (K, N), or transposed, of one dtype.
         out: (M, N), of that dtype or float32; it is returned.
         transposed: whether a and b are stored transposed.
-        accumulate: adds to what is in ``out``.
-        epilogue: what is done to the sums before they are stored (csrc/include/cublaslt.h).
+        accumulate: whether the product is added to ``out``.
+        epilogue: the operation on the sums before they are stored (csrc/include/cublaslt.h).
         bias: (N,), or (M,) for BIAS_SUM, in the dtype of a; the epilogue says whether it is read or written.
         aux: (M, N) in the dtype of a; likewise.
 

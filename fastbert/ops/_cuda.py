@@ -1,4 +1,4 @@
-"""What the ops of the CUDA backend share: whether its kernels can run, how they are launched, when they are chosen.
+"""Shared by the ops of the CUDA backend: whether its kernels can run, how they are launched, when they are chosen.
 
 The kernels (csrc/cuda, and cuBLASLt through csrc/cublaslt.cpp) run on the current stream and wait for nothing. "auto"
 chooses them only if a measurement on the same kind of GPU shows that they are faster than the next backend in the order

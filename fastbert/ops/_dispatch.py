@@ -1,9 +1,9 @@
 """The one place that chooses who computes an op.
 
-One table: (op, backend) -> implementation. An implementation says in words why it cannot serve: ``available`` returns
-reasons that hold for the whole process (an extension that was not built), ``accepts`` those that hold for one call (a
-dtype, a device). "auto" takes the first backend of `ORDER` that gives no reason, and logs the choice once per op; a
-backend that was asked for by name either serves or raises.
+There is one table: (op, backend) -> implementation. An implementation that cannot serve a call gives a reason:
+``available`` returns reasons that hold for the whole process (an extension that was not built), ``accepts`` those that
+hold for one call (a dtype, a device). "auto" takes the first backend of `ORDER` without a reason, and logs the choice
+once per op; a backend that was asked for by name either serves the call or raises.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def call(op: str, *args, **kwargs):
 
 
 def table() -> list[dict]:
-    """A row per op, for people: the backend that serves it here by default, and why the others do not."""
+    """A row per op: the backend that serves it here by default, and why the others do not."""
     rows = []
     for op, implementations in sorted(_table.items()):
         reasons = {

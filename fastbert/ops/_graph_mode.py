@@ -13,7 +13,7 @@ VARIABLE = "FASTBERT_CUDA_GRAPHS"
 
 
 class _Choice(threading.local):
-    """The choice of `cuda_graphs` in this thread; None where the environment decides."""
+    """The choice of `cuda_graphs` in this thread; None if the environment decides."""
 
     enabled: bool | None = None
 
@@ -39,19 +39,18 @@ def wanted() -> bool:
 def cuda_graphs(enabled: bool = True) -> Iterator[None]:
     """Inside the block, in this thread, the encoder of a model on a GPU replays a CUDA graph in inference.
 
-    For a short batch the host takes several times as long to launch the kernels of a pass as the GPU takes to run them;
-    a graph is one launch. There is one for each of a few shapes: batches are filled up to a shape, which adds 4 % of
-    rows on average, and a shape is captured when it comes for the fourth time. So this is for servers and for large
-    files. Passes in training, passes that autograd records, passes that return all hidden states, and batches so large
-    that the host keeps up are not changed, nor is anything on a CPU. The environment variable FASTBERT_CUDA_GRAPHS=1
+    For a short batch, the host takes several times as long to launch the kernels of a pass as the GPU takes to run
+    them; a graph is a single launch. There is a graph for each of a few shapes: batches are padded to a shape, which
+    adds 4 % of rows on average, and a shape is captured when it occurs for the fourth time, so this is for servers and
+    for large files. Passes in training, passes that autograd records, passes that return all hidden states, batches so
+    large that the host keeps up, and passes on a CPU are not changed. The environment variable FASTBERT_CUDA_GRAPHS=1
     does the same for a process.
 
-    Results are those of the plain pass up to the order in which a product sums, and the same bits for the same batch
-    whether its shape has been captured or not. A graph follows the model: weights may be trained, loaded or moved
-    between passes.
+    Results equal those of the plain pass except for the order in which products are summed, and a batch has the same
+    bits whether its shape has been captured or not. Weights may be trained, loaded or moved between passes.
 
     Args:
-        enabled: False turns off what the environment or an outer block turned on.
+        enabled: False turns graphs off that the environment or an outer block turned on.
     """
     before, _choice.enabled = _choice.enabled, enabled
     try:

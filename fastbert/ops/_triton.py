@@ -1,4 +1,4 @@
-"""What the ops of the Triton backend share: where it can run, dropout's state on the device, registration as torch ops.
+"""Shared by the ops of the Triton backend: where it can run, dropout's state on the device, registration as torch ops.
 
 The kernels (fastbert/triton_kernels) are imported by the first call that they serve. They run on CUDA devices and, with
 TRITON_INTERPRET=1 in the environment, on CPU tensors too: slowly, for tests.

@@ -73,7 +73,8 @@ def why_not_sizes(head_dim: int, cu_seqlens: Tensor, device: torch.device) -> st
     if head_dim > 128:
         return f"the Triton attention takes heads of at most 128 numbers, got {head_dim}"
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.device != device:
-        return f"the Triton attention takes int32 cu_seqlens beside q, got {cu_seqlens.dtype} on {cu_seqlens.device}"
+        got = f"{cu_seqlens.dtype} on {cu_seqlens.device}"
+        return f"the Triton attention takes int32 cu_seqlens on the device of q, got {got}"
     return None
 
 

@@ -57,7 +57,9 @@ _cross_entropy = _triton.define(
 
 def _accepts(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> str | None:
     if labels.dtype != torch.int64 or labels.device != logits.device:
-        return f"the Triton kernels take int64 labels beside the logits, got {labels.dtype} on {labels.device}"
+        return (
+            f"the Triton kernels take int64 labels on the device of the logits, got {labels.dtype} on {labels.device}"
+        )
     return _triton.why_not(logits)
 
 

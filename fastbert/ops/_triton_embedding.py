@@ -84,7 +84,7 @@ def _accepts(ids, types, positions, word, token_type, position, weight, bias, ep
     if word.shape[-1] > 8192:
         return f"the Triton embedding keeps a row on chip, at most 8192 columns, got {word.shape[-1]}"
     if any(t.dtype != torch.int64 or t.device != word.device for t in (ids, types, positions)):
-        return f"the Triton kernels take int64 ids beside the tables, got {ids.dtype} on {ids.device}"
+        return f"the Triton kernels take int64 ids on the device of the tables, got {ids.dtype} on {ids.device}"
     return _triton.why_not(word, token_type, position, parameters=(weight, bias))
 
 

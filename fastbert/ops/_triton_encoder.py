@@ -6,7 +6,7 @@ and it is fused as a whole: query, key and value are one product, their gradient
 gradients that meet at a residual are added by the product that computes the second.
 
 Kept for backward per layer: its input, the projections, the attention's output with one number per token and head, both
-LayerNorms' inputs with two numbers per token, what lies between them, and the weights in the dtype of the products.
+LayerNorms' inputs with two numbers per token, the tensors between them, and the weights in the dtype of the products.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _accepts(
     if torch.compiler.is_compiling() or _cpu.is_traced():
         return "a trace would miss the kernels"
     if fp8.is_in_use():
-        return "in 8 bits each product has scales of its own"
+        return "in 8 bits each product has its own scales"
     tensors = (packed or PackedEncoder()).tensors(layers)
     if product_dtype(x) not in _triton.DTYPES:
         return f"the Triton kernels take float16, bfloat16 and float32, got {dtype_name(product_dtype(x))}"

@@ -13,12 +13,12 @@ from .linear_fp8 import product_dtype
 
 # Fast products need rows of a multiple of 16 bytes, and Triton's loads are best with multiples of 16 elements. BERT's
 # vocabulary of 30,522 is neither. From this many features on, copying the weight costs little compared with a product
-# of as many rows.
+# that has this many rows.
 _UNIT, _LARGE = 16, 1024
 
 
 def filled_width(x: Tensor) -> int | None:
-    """The number of features with padding, if x is a result of `linear` that lies among padding features; else None."""
+    """The number of features including padding, if x is a result of `linear` with padded features; else None."""
     width = x.stride(0) if x.dim() == 2 and x.stride(1) == 1 else 0
     return width if 0 < width - x.shape[1] < _UNIT and not width % _UNIT and x.element_size() == 2 else None
 

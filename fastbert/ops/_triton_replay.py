@@ -1,8 +1,8 @@
 """The encoder in inference as CUDA graphs, one for each of a few shapes of batches (`cuda_graphs`).
 
-A batch is copied to where its shape's graph reads it, and its result is copied out. Rows are added up to the shape's
-number of tokens: what an earlier batch left there, as sequences of their own, so that nothing of them reaches another
-row. Sequences are added up to a power of two, most of them empty.
+A batch is copied to the buffer that its shape's graph reads, and its result is copied out. The batch is padded to the
+shape's number of tokens with rows that an earlier batch has left in the buffer. These are separate sequences, so they
+do not affect other rows. The number of sequences is padded to a power of two; most of these sequences are empty.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ..cuda_graphs import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 
-# T * H * H of the largest batch that replays: with more, a layer takes an H200 longer than its launches take the host
-# (0.2 ms), so that a graph gains nothing and the added rows cost 4 %. Counted, not measured.
+# T * H * H of the largest batch that is replayed: with more, an H200 takes longer for a layer than the host for its
+# launches (0.2 ms), so a graph would gain nothing and the padding would cost 4 %. Calculated, not measured.
 MOST_WORK = 4e9
-# Tokens of the largest batch that replays; each stream has two buffers of so many rows.
+# The tokens of the largest batch that is replayed; each stream has two buffers with this many rows.
 MOST_TOKENS = 16384
-# The pass of a shape that is captured: a capture takes the host as long as several passes.
+# The number of the pass of a shape that is captured: a capture takes the host as long as several passes.
 CAPTURED_PASS = 4
-# Shapes whose graphs are kept, of which each has some megabytes; the one used longest ago is given up first.
+# The most shapes whose graphs, of some megabytes each, are kept; the least recently used is removed first.
 MOST_SHAPES = 64
 
 # (x, cu_seqlens, max_seqlen) -> the last hidden state, in the shape of x.
@@ -31,13 +31,13 @@ Compute = Callable[[Tensor, Tensor, int], Tensor]
 
 
 class _Shape:
-    """One shape of batches: where its passes read and write.
+    """One shape of batches, and the buffers that its passes read and write.
 
     Args:
         x, out: (T, H).
         sequences: B.
-        max_seqlen: the longest sequence that there may be.
-        replay: of its pass.
+        max_seqlen: the length of the longest sequence that may occur.
+        replay: the graph of its pass.
     """
 
     def __init__(self, x: Tensor, out: Tensor, sequences: int, max_seqlen: int, replay: Replay) -> None:
@@ -113,22 +113,22 @@ class EncoderReplays:
         about: Hashable,
         compute: Compute,
     ) -> Tensor | None:
-        """The last hidden state (T, H) in memory of its own, or None if this batch is to be computed as it is.
+        """The last hidden state, a new tensor (T, H), or None if this batch is to be computed without a graph.
 
         Args:
             x: (T, H) contiguous, in the dtype of the products.
             cu_seqlens: (B+1,) int32, on the same device.
             max_seqlen: the length of the longest sequence.
-            weights: all that ``compute`` reads besides its arguments.
-            about: all else that decides which kernels it launches.
+            weights: all tensors that ``compute`` reads besides its arguments.
+            about: everything else that decides which kernels it launches.
             compute: launches the kernels, without waiting for the device.
         """
         if not _is_worth_it(x, cu_seqlens) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
-        # A graph reads weights by their addresses, so that new numbers there are seen, and other addresses are not.
+        # A graph reads weights by their addresses: it sees new values there, but not weights at other addresses.
         addresses = [weight.data_ptr() for weight in weights]
         key = (x.dtype, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else None)
-        with self._lock, torch.cuda.device(x.get_device()):  # -1, of the host, changes nothing
+        with self._lock, torch.cuda.device(x.get_device()):  # -1 (the CPU) changes nothing
             if addresses != self._addresses:
                 self._addresses, self._streams = addresses, {}
             if key not in self._streams:

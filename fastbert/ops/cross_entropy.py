@@ -42,7 +42,7 @@ def reduced(loss: Tensor, labels: Tensor, ignore_index: int, reduction: str) -> 
     return total if reduction == "sum" else total / (labels != ignore_index).sum()
 
 
-# Shared by the CPU and Triton ops, which map (logits, labels, ignore_index) to losses (N,) and what is kept per row.
+# Shared by the CPU and Triton ops, which map (logits, labels, ignore_index) to losses (N,) and the statistics of rows.
 def backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, kept: Tensor, ignore_index: int) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 

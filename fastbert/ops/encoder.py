@@ -24,7 +24,7 @@ class LayerParameters(NamedTuple):
 
     Weights are (out, in) as in `nn.Linear`, in the dtype of the hidden states unless autocast is on: query, key, value
     and attention_out (H, H), intermediate (F, H), out (H, F). Or all six are as `pack_int8` made them, uint8. Biases
-    and the LayerNorms' weights are floating (H,), but for intermediate_bias, (F,).
+    and the LayerNorms' weights are floating (H,), except intermediate_bias, (F,).
     """
 
     query_weight: Tensor
@@ -72,7 +72,7 @@ LayerDropouts: TypeAlias = tuple[Dropout | None, Dropout | None, Dropout | None]
 
 
 class PackedEncoder:
-    """What a backend keeps of one encoder's weights between calls; pass the same object to every call.
+    """Packed weights that a backend keeps for one encoder between calls; pass the same object to every call.
 
     It is updated automatically when a parameter changes. It is not part of a model's state: copies and pickles of it
     are empty.
@@ -82,7 +82,8 @@ class PackedEncoder:
         self.held: dict[str, object] = {}
         # Whether a backward pass has come through a call that had saved nothing for it.
         self.is_differentiated = False
-        # A tuple of layers, their tensors, and what they were checked for; one attribute, so that threads can share it.
+        # A tuple of layers, their tensors, and the shape and dtype for which they were checked; one attribute, so that
+        # threads can share it.
         self._known: tuple[Sequence[LayerParameters] | None, list[Tensor], tuple] = (None, [], ())
 
     def __reduce__(self):

@@ -47,13 +47,13 @@ def read_mask_by_torch(mask: Tensor, first_column: bool) -> Packing | None:
 
 @dataclass(frozen=True)
 class RoomPacking:
-    """Where the kept tokens of a (B, S) batch go in a packed batch with room for C tokens.
+    """The positions of the kept tokens of a (B, S) batch in a packed batch with a capacity of C tokens.
 
     Args:
         indices: (C,) int64, the kept tokens' indices among the B*S, ascending; -1 after the last.
         position_ids: (C,) int64, the columns of the kept tokens; 0 after the last.
         slots: (B*S,) int32, each token's index in the packed batch, or -1.
-        cu_seqlens: (B+1,) int32, at most C: tokens for which there is no room are dropped, from the end.
+        cu_seqlens: (B+1,) int32, at most C: tokens beyond the capacity are dropped.
         statistics: (2,) int32: how many tokens the mask keeps (above C if some were dropped); the longest sequence.
         shape: (B, S).
     """

@@ -48,7 +48,7 @@ def accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
         if reason := _plain(gradient):
             return reason
         if gradient.device != params[0].device:
-            return f"the Triton kernels take gradients beside their parameters, got one on {gradient.device}"
+            return f"the Triton kernels take gradients on the device of their parameters, got one on {gradient.device}"
     if not all(map(Tensor.is_contiguous, params)):
         return _NOT_CONTIGUOUS
     for batch in batches:

@@ -53,7 +53,7 @@ def _adamw(batches: list[Batch], scale: float = 1.0) -> None:
         group, targets = batch.group, batch.targets
         beta1, beta2 = group["betas"]
         roots = advance(batch, scaled_gradients(batch, scale))
-        rate = float(group["lr"])  # which may be a tensor, and torch takes numbers alone or tensors alone
+        rate = float(group["lr"])  # may be a tensor, which torch cannot mix with numbers
         if group["correct_bias"]:
             torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in batch.steps])
             rates = [-rate / (1 - beta1**step) for step in batch.steps]

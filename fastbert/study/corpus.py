@@ -34,7 +34,7 @@ def prepared(study: Study, cache: Path) -> Path:
     with locks.held(out):
         damage = _damage(out) if out.is_dir() else None
         if damage is not None:
-            _log.warning("%s: the data are made anew", damage)
+            _log.warning("%s: the data are made again", damage)
             shutil.rmtree(out)
         if not out.is_dir():
             documents = _documents(study.corpus)
@@ -59,7 +59,7 @@ def verify(shards: ShardSet) -> None:
     try:
         shards.verify()
     except DataError as error:
-        raise DataError(f"{error}; remove {shards.directory}, and the same command makes it anew") from None
+        raise DataError(f"{error}; remove {shards.directory}, and the same command makes it again") from None
 
 
 def unigram_loss(data: Path) -> float:

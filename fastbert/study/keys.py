@@ -87,7 +87,7 @@ def result_of(key: str, path: Path, holds: dict) -> dict | None:
         return found
     if path not in _told:
         _told.add(path)
-        _log.warning("%s is damaged: its result is made anew", path)
+        _log.warning("%s is damaged: its result is computed again", path)
     return None
 
 

@@ -150,7 +150,7 @@ def check_weights(model: Wanted, step: int) -> None:
         what = "others" if file.is_file() else "none"
         raise DataError(
             f"{file}: expected the weights that the pre-training left, got {what}; remove {model.directory}, and "
-            "the same command makes them anew"
+            "the same command makes them again"
         )
 
 
@@ -223,7 +223,7 @@ def _left_behind(model: Wanted) -> bool:
     if found is not None or not skipped:
         return False
     _log.warning(
-        "%s: none of its %d checkpoints is valid, and the pre-training begins anew; the first: %s",
+        "%s: none of its %d checkpoints is valid, and the pre-training starts from the beginning; the first: %s",
         directory,
         len(skipped),
         skipped[0][1],

@@ -198,9 +198,7 @@ def _side_by_side(
                 told(_line(job, future.result()))
                 unmade.discard(job.key)
     except BrokenProcessPool:
-        raise DataError(
-            "a process of the study was killed (out of memory?); the same command goes on where it was"
-        ) from None
+        raise DataError("a process of the study was killed (out of memory?); the same command continues") from None
     finally:
         if running:  # they save and end, even if only this process got the signal
             ends.value = 1  # for a process that was only just started, which reads this before its first job

@@ -80,7 +80,7 @@ def to_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 words is tensor or (words.shape == tensor.shape and bool((words == tensor).all()))
             ):
                 raise CheckpointError(
-                    "a TensorFlow checkpoint of BERT has no decoder of its own: expected one tied to the word "
+                    "a TensorFlow checkpoint of BERT has no separate decoder: expected one tied to the word "
                     "embeddings, got another matrix"
                 )
             continue

@@ -17,7 +17,7 @@ from fastbert.cli import main as cli
         (["--peers", "sdpa,keras"], "--peers must be of reference, eager, sdpa"),
         (
             ["--preload", "/no/such/lib.so"],
-            "--preload: expected a shared library, got /no/such/lib.so, which is no file",
+            "--preload: expected a shared library, got /no/such/lib.so, which is not a file",
         ),
         (["--rounds", "0"], "--rounds must be between 1 and 4096, got 0"),
         (["--threads", "-1"], "--threads must be between 1 and 4096, got -1"),

@@ -83,7 +83,7 @@ def test_loading_options_that_change_nothing_are_passed_over(saved):
     ],
 )
 def test_loading_options_of_which_something_is_expected_are_refused(saved, name):
-    with pytest.raises(InputError, match=f"^{name} is no option of from_pretrained here: "):
+    with pytest.raises(InputError, match=f"^{name} is not an option of from_pretrained here: "):
         fastbert.BertModel.from_pretrained(saved, **{name: "auto"})
 
 
@@ -146,7 +146,7 @@ def test_one_process_of_several_saves_what_they_have_gathered(tmp_path):
     [
         ({"push_to_hub": True}, "huggingface_hub"),
         ({"safe_serialization": False}, "--to pickle"),
-        ({"variant": "fp16"}, "a directory of its own"),
+        ({"variant": "fp16"}, "a separate directory"),
         ({"state_dictionary": {}}, "leave it out"),
     ],
 )

@@ -207,7 +207,7 @@ def test_what_an_encoder_does_not_take():
     encoder = hf.pair("BertModel")[1].encoder
     packed, bounds = torch.randn(3, 32), torch.tensor([0, 3])
     for words, given in (
-        ("no .* attention_mask beside packed tokens", {"cu_seqlens": bounds, "attention_mask": torch.ones(1, 3)}),
+        ("no .* attention_mask with packed tokens", {"cu_seqlens": bounds, "attention_mask": torch.ones(1, 3)}),
         (r"probabilities are kept for \(B, S\) batches only", {"cu_seqlens": bounds, "output_attentions": True}),
         ("must be a tensor of int32 or int64, got list", {"cu_seqlens": [0, 3]}),
     ):

@@ -38,7 +38,7 @@ def damaged(request, place, done, tmp_path) -> tuple:
         curve = [{**point, "nsp_acc": None} for point in whole.get("curve", [])]
         cut["no guess"] = {**whole, "guess": {"f1": math.nan}, "curve": curve}
         file.write_bytes(json.dumps(cut[how]).encode() if how in cut else how)
-    return study, cache, [f"{file} is damaged: its result is made anew" for file in files]
+    return study, cache, [f"{file} is damaged: its result is computed again" for file in files]
 
 
 @pytest.mark.parametrize("damaged", NO_RESULT, indirect=True)
@@ -75,7 +75,7 @@ def test_a_pretraining_without_a_valid_checkpoint_begins_anew(place, done, tmp_p
     (told,) = (
         r.message for r in caplog.records if r.message.startswith(f"{damaged.parent}: none of its 1 checkpoints")
     )
-    assert f"begins anew; the first: {damaged / 'manifest.json'}: cannot be read" in told
+    assert f"starts from the beginning; the first: {damaged / 'manifest.json'}: cannot be read" in told
     assert study_runs.kept(cache) == before
 
 
@@ -137,7 +137,7 @@ def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_pat
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(DataError, match=rf"{shard.name}.*; remove {work.data}, and the same command makes it anew$"):
+    with pytest.raises(DataError, match=rf"{shard.name}.*; remove {work.data}, and the same command makes it again$"):
         run.execute(work)
 
 
@@ -150,7 +150,7 @@ def test_data_of_which_a_file_is_missing_or_cut_off_are_made_anew(place, tmp_pat
     file.unlink() if left is None else file.write_bytes(file.read_bytes()[:left])
     assert corpus.prepared(study_runs.read(place), tmp_path) == data
     assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
-    assert [r.message.endswith(": the data are made anew") for r in caplog.records] == [True]
+    assert [r.message.endswith(": the data are made again") for r in caplog.records] == [True]
 
 
 def test_a_pretraining_that_diverges_is_told_in_one_sentence(place, tmp_path):
