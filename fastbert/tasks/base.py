@@ -337,3 +337,16 @@ def check_fit(tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> Non
             f"the tokenizer's ids go up to {largest}, but the model's vocab_size is {config.vocab_size}: "
             "they do not belong together"
         )
+
+
+def class_names(config: ModelConfig) -> list[str]:
+    """The names of a model's classes, by their ids.
+
+    Raises:
+        InputError: ids that leave some out: which class the others are, nobody can say.
+    """
+    names = {int(index): str(name) for index, name in config.id2label.items()}
+    if sorted(names) != list(range(len(names))):
+        ids = shorten(", ".join(map(str, sorted(names))))
+        raise InputError(f"expected an id2label whose class ids are 0 to {len(names) - 1}, got {ids}")
+    return [names[index] for index in range(len(names))]

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig
 from . import metrics
-from .base import Example, Row
+from .base import Example, Row, class_names
 from .files import shorten
 from .text import TextTask
 
@@ -51,9 +51,10 @@ class Classification(TextTask):
 
         Raises:
             CheckpointError: the model has named classes, but not as many as the task.
+            InputError: its class ids leave some out.
         """
         super().restore(config)
-        names = [str(name).lower() for _, name in sorted((int(i), name) for i, name in config.id2label.items())]
+        names = [name.lower() for name in class_names(config)]
         for own in (self.label_names, self.labels):
             if own is not None and sorted(names) == sorted(name.lower() for name in own):
                 order = [[name.lower() for name in own].index(name) for name in names]

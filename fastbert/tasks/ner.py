@@ -17,7 +17,7 @@ from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
 from .bad_rows import called
-from .base import Example, Row, packed
+from .base import Example, Row, class_names, packed
 from .conll import read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
 from .feature_task import FeatureTask
@@ -112,8 +112,7 @@ class NER(FeatureTask):
 
     def restore(self, config) -> None:
         super().restore(config)
-        names = {int(index): name for index, name in config.id2label.items()}
-        [labels] = with_types([[names[index] for index in sorted(names)]])
+        [labels] = with_types([class_names(config)])
         self.labels = tuple(labels)
         if self.letters is None or "O" not in self.labels:
             schemes = "O, B-TYPE and I-TYPE (or of IOBES or BILOU)"

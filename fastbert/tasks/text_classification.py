@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from ..wording import counted
 from .bad_rows import called
-from .base import Row
+from .base import Row, class_names
 from .classification import Classification
 from .exported import unquoted
 from .files import shorten
@@ -117,17 +117,17 @@ class TextClassification(OwnFiles, Classification):
                 of predictions.
         """
         super().restore(config)
-        names = {int(index): name for index, name in config.id2label.items()}
+        names = class_names(config)
         if config.problem_type == "multi_label_classification":
             raise InputError(
                 f"task {self.name}: expected a model of one label a text, got problem_type {config.problem_type}"
             )
-        broken = next((name for name in names.values() if _BREAKS.search(name)), None)
+        broken = next((name for name in names if _BREAKS.search(name)), None)
         if broken is not None:
             raise InputError(
                 f"task {self.name}: expected an id2label of names without tabs or line ends, got {broken!r:.60}"
             )
-        self.labels = tuple(names[index] for index in sorted(names))
+        self.labels = tuple(names)
 
 
 def _in_order(labels: Iterable[str]) -> list[str]:

@@ -6,11 +6,15 @@ A regression on pairs and a tagger of words, written here, learn trivial rules t
 import itertools
 
 import numpy as np
+import pytest
 import tiny_bert
 import torch
 from scipy.stats import pearsonr
 
 import fastbert
+from fastbert.config import BertConfig
+from fastbert.errors import InputError
+from fastbert.tasks import registry
 from fastbert.tasks.base import Example, Row, Task
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.encoding import encode_texts, private_copy
@@ -112,3 +116,20 @@ def test_a_tagger_of_words(directory):
         texts = tuple(str(words[i]) for i in rng.integers(0, len(words), rng.integers(1, 12)))
         rows.append(Row(str(index), texts, [tag.get(word, 0) for word in texts]))
     assert learn(Tagging(), directory, rows).best["accuracy"] > 0.99
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("text-classification", "abc"),
+        ("mnli", ["entailment", "neutral", "contradiction"]),
+        ("ner", ["O", "B-X", "I-X"]),
+    ],
+)
+def test_classes_whose_ids_leave_some_out_are_refused(name, classes):
+    """transformers loads such a model, and finds no name for its class 1; the place in the list is none."""
+    for ids, got in (((0, 2, 5), "0, 2, 5"), ((1, 2, 3), "1, 2, 3"), ((-1, 0, 1), "-1, 0, 1")):
+        config = BertConfig(id2label=dict(zip(map(str, ids), classes, strict=True)))
+        with pytest.raises(InputError, match=f"expected an id2label whose class ids are 0 to 2, got {got}"):
+            registry.get(name).restore(config)
+    registry.get(name).restore(BertConfig(id2label=dict(zip("210", classes, strict=True))))
