@@ -28,6 +28,8 @@ _OF_2012 = (
     """{print $4, (tag == "" ? "O" : begin tag); begin = "I-"} $11 ~ /[)]/ {tag = ""}' FILE"""
 )
 
+_OF_IDS = """awk -F '\\t' 'NF < 2 {next} $1 != id {if (id != "") print ""; id = $1} {print $2 "\\t" $NF}' FILE"""
+
 Lines = Sequence[Sequence[tuple[int, str]]]
 Columns = Sequence[Sequence[Sequence[str]]]
 
@@ -74,6 +76,13 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
             f"(grep -v '^#' FILE | {cut})"
         )
     firsts = [of_line[0] for of_line in found]
+    again = sum(first == before for before, first in itertools.pairwise(firsts))
+    if words_behind and again > 2 and 2 * again >= len(firsts):
+        raise DataError(
+            f"{where} the word in the first column, got the same in most lines as in the line before, as numbers of "
+            f"sentences or names of documents are; keep words and tags alone, with an empty line after each sentence "
+            f"({_OF_IDS} does, of three columns between tabs)"
+        )
     tags_first = width > 1 and all(map(_is_any_tag, firsts)) and any(first != "O" for first in firsts)
     if tags_first and not all(_is_any_tag(last) for *_, last in found):
         raise DataError(

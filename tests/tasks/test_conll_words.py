@@ -116,6 +116,22 @@ def test_conll_us_words_of_several_parts(tmp_path):
         read(tmp_path / "f.tsv", text, predicting=True)
 
 
+@pytest.mark.parametrize("predicting", [False, True])
+@pytest.mark.parametrize("between", ["", "\n"], ids=["no empty lines", "empty lines"])
+@pytest.mark.parametrize("header", ["", "sentence_id\twords\tlabels\n"], ids=["", "header"])
+def test_numbers_of_sentences_are_no_words(tmp_path, header, between, predicting):
+    """As simpletransformers has them."""
+    sentences = ["7\tEU\tB-ORG\n7\tsays\tO\n7\tno\tO\n", "8\tWe\tO\n8\tsay\tO\n8\tyes\tO\n"]
+    path = tmp_path / "f.tsv"
+    with pytest.raises(DataError, match=r"expected the word in the first .*got the same in most lines") as refused:
+        read(path, header + between.join(sentences), predicting)
+    path.write_text(between.join(sentences))
+    rows = [(("EU", "says", "no"), ("B-ORG", "O", "O")), (("We", "say", "yes"), ("O", "O", "O"))]
+    assert read(tmp_path / "g.tsv", mended(path, str(refused.value))) == rows
+    # Words come again too.
+    assert len(read(path, "no\tX\tO\nno\tX\tO\nno\tX\tO\nno\tX\tO\nEU\tX\tB-ORG\nis\tX\tO\n.\tX\tO\n")) == 1
+
+
 @pytest.mark.parametrize(
     "content", ["word,tag\nEU,B-ORG\nsays,O\n", "Sentence #,Word,POS,Tag\n1,EU,NNP,B-org\n,of,IN,O\n"]
 )
