@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
-from ..wording import counted
 from .bad_rows import called
 from .base import Row, class_names
 from .classification import Classification
@@ -91,8 +90,9 @@ class TextClassification(OwnFiles, Classification):
         return next((label for label in self.labels if label.lower() == word), word)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-        """Warns if the first row looks like a header, because columns were given by number, and if labels do not look
-        like classes."""
+        """Refuses rows whose label joins several of the file's classes, such as GoEmotions' 2,5: it would be a class of
+        its own. Warns if the first row looks like a header, because columns were given by number, and if labels do not
+        look like classes."""
         counts = Counter(row.label for row in rows if row.label is not None)
         alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
         if alone and all(map(str.isdecimal, self.text_columns)):
@@ -103,7 +103,16 @@ class TextClassification(OwnFiles, Classification):
                 shorten(rows[0].label),
             )
         _say_if_no_classes(counts, path)
-        return super().for_training(rows, path)
+        kept, joined = [], {label for label in counts if _joins_classes(label, counts)}
+        for row in rows:
+            if row.label in joined:
+                self.bad_rows.refuse(
+                    f"{called(path)}, the row of index {row.id}: expected one class a text, got several, "
+                    f"{shorten(row.label)!r}"
+                )
+                continue
+            kept.append(row)
+        return super().for_training(kept, path)
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:
@@ -138,16 +147,7 @@ def _in_order(labels: Iterable[str]) -> list[str]:
 
 
 def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of labels with several classes, such as 2,5 in GoEmotions; and if there are about as many labels as rows,
-    which may be a task for regression, or the wrong column."""
-    several = [label for label in counts if _joins_classes(label, counts)]
-    if several:
-        logging.getLogger("fastbert").warning(
-            "%s: expected one class a text, got several in %s, such as %s: each such label is a class of its own",
-            called(path),
-            counted(sum(counts[label] for label in several), "row"),
-            shorten(several[0]),
-        )
+    """Warns if there are about as many labels as rows, which may be a task for regression, or the wrong column."""
     rows = counts.total()
     if rows >= MANY and 2 * len(counts) > rows:
         logging.getLogger("fastbert").warning(
