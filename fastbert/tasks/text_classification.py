@@ -71,10 +71,14 @@ class TextClassification(OwnFiles, Classification):
     def parse(self, text: str) -> str:
         if _BREAKS.search(text):
             raise _not_one(text)
-        return super().parse(text)
+        # transformers calls the classes so whose names nobody has said: files have their ids then.
+        unnamed = f"LABEL_{text}"
+        return super().parse(unnamed if unnamed in self.labels and text not in self.labels else text)
 
     def label_of(self, value: Any, names: Sequence[str]) -> str | None:
         try:
+            if isinstance(value, list) and len(value) == 1:
+                [value] = value  # data sets with several classes a text have lists
             if isinstance(value, (list, dict)) or value != value:  # NaN is a missing value of a table
                 raise _not_one(value)
             label = self._of_model(value) if isinstance(value, bool) else _named(value, names)

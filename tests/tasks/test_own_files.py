@@ -343,6 +343,25 @@ def test_texts_of_several_classes_are_bad_rows_of_a_training_file(labels, first,
     assert [row.label for row in task.for_training(task.read(path), path)] == kept
 
 
+def test_the_ids_of_a_models_classes_are_labels_where_nobody_named_them(tmp_path):
+    """transformers' Trainer leaves LABEL_0, LABEL_1, ...; its predictions may have them, and a file has its numbers."""
+    path = tmp_path / "f.tsv"
+    path.write_text("text\tlabel\nfine\t1\ndull\t0\n")
+    task = task_of("text-classification")
+    task.restore(BertConfig(num_labels=2))
+    rows = task.read(path)
+    assert [row.label for row in rows] == ["LABEL_1", "LABEL_0"]
+    for predictions in ("0\tLABEL_1\n1\tLABEL_1\n", "0\t1\n1\t1\n"):
+        (tmp_path / "p.tsv").write_text(f"index\tprediction\n{predictions}")
+        assert task.metric(rows, task.read_predictions(rows, tmp_path / "p.tsv")) == {"accuracy": 0.5}
+    path.write_text("text\tlabel\nfine\t2\n")
+    with pytest.raises(DataError, match="line 2: expected the label to be one of LABEL_0, LABEL_1, got '2'"):
+        task.read(path)
+    task.restore(BertConfig(id2label={0: "LABEL_1", 1: "1"}))
+    path.write_text("text\tlabel\nfine\t1\n")
+    assert task.read(path)[0].label == "1"
+
+
 def test_what_is_typed_is_a_text_for_a_model_of_numbered_columns(monkeypatch):
     def read(line, texts):
         monkeypatch.setattr("fastbert.tasks.files.binary_lines", lambda file: iter([line]))

@@ -62,6 +62,7 @@ FIVE = {"label": ["bad", "slightly bad", "neutral", "slightly good", "good"]}
         ("sst2", {"sentence": "A", "label": "1"}, ["1", "0"], "1"),
         ("sst2", {"sentence": "A", "label": 1}, ["1", "0"], "0"),
         ("text-classification", {"sentence": "A", "label": "fine"}, None, "fine"),
+        ("text-classification", {"text": "A", "label": [2]}, ["World", "Sports", "Business"], "Business"),
         ("text-classification", {"text": "A", "label": -1}, ["World", "Sports"], None),
         ("text-classification", {"text": "A", "label": "7 days"}, ["World", "Sports"], "7 days"),
         ("text-classification", {"text": "A", "label": "-2"}, ["-2", "1"], "-2"),

@@ -197,7 +197,7 @@ def test_text_classification_without_text(tmp_path):
         TextClassification().read(write(tmp_path, b'{"label": "a"}\n', "f.jsonl"))
 
 
-@pytest.mark.parametrize("label", ['["a", "b"]', '{"a": 1}', "NaN", '"a\\tb"'])
+@pytest.mark.parametrize("label", ['["a", "b"]', "[]", "[[1]]", '{"a": 1}', "NaN", '"a\\tb"'])
 def test_what_is_no_label_is_no_class_of_its_own(label, tmp_path):
     path = write(tmp_path, b'{"text": "x", "label": %s}\n{"text": "y", "label": "a"}\n' % label.encode(), "f.jsonl")
     task = TextClassification()
