@@ -51,7 +51,7 @@ OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizer
 ATTENTION, EMBEDDING, GEMM = (f"tests/ops/test_cpu_{name}.py" for name in ("attention", "embedding", "gemm"))
 ENCODER, MASK, WALK = (f"tests/ops/test_{name}.py" for name in ("cpu_encoder", "read_mask", "module_walk"))
 WINOGRAD, INT8 = "tests/ops/test_cpu_winograd.py", "tests/ops/test_cpu_int8.py"
-BY_NAME, NO_MEMORY = "tests/ops/test_ops_by_name.py", "tests/ops/test_no_memory.py"
+BY_NAME, NO_MEMORY, FAR = (f"tests/ops/test_{name}.py" for name in ("ops_by_name", "no_memory", "far_rows"))
 BUGS = [
     Bug(
         "gelu: the last chunk's bias gradient is lost",
@@ -678,6 +678,93 @@ BUGS = [
         "same = place",
         WALK,
         "same",
+        level=SHARED,
+    ),
+    Bug(
+        "gemm: a tile's rows begin at an offset of 32 bits",
+        "gemm.cpp",
+        "rows_to_columns(a + row * g.lda",
+        "rows_to_columns(a + int32_t(row * g.lda)",
+        FAR,
+        "products",
+    ),
+    Bug(
+        "products in pairs: a tile's rows begin at an offset of 32 bits",
+        "gemm.cpp",
+        "pairs_to_columns(a + row * g.lda",
+        "pairs_to_columns(a + int32_t(row * g.lda)",
+        FAR,
+        "products and pairs",
+        level="avx512_bf16_pairs",
+    ),
+    Bug(
+        "gemm: a result's rows are at offsets of 32 bits",
+        "gemm_epilogue.h",
+        "const int64_t at = (row + r) * g.ldc + column;",
+        "const int64_t at = int32_t((row + r) * g.ldc + column);",
+        FAR,
+        "products",
+        compiled="gemm.cpp",
+    ),
+    Bug(
+        "dw: tokens are at offsets of 32 bits",
+        "gemm_train.cpp",
+        "load(dy + (k0 + t) * g.ldy",
+        "load(dy + int32_t((k0 + t) * g.ldy)",
+        FAR,
+        "gradients",
+        after="#else\n    const auto pack",
+    ),
+    Bug(
+        "dw: 2,048 tokens begin at an offset of 32 bits",
+        "gemm_train.cpp",
+        "static_cast<const T*>(g.x) + token * g.ldx",
+        "static_cast<const T*>(g.x) + int32_t(token * g.ldx)",
+        FAR,
+        "gradients",
+    ),
+    Bug(
+        "cross_entropy: rows are at offsets of 32 bits",
+        "cross_entropy.cpp",
+        "logits + row * a.cols",
+        "logits + int32_t(row * a.cols)",
+        FAR,
+        "cross_entropy",
+    ),
+    Bug(
+        "gemm: work is shared among threads that were asked for and not given",
+        "vec.h",
+        "int64_t(omp_get_num_threads())",
+        "int64_t(threads)",
+        GEMM,
+        "fewer",
+        compiled="gemm.cpp",
+    ),
+    Bug(
+        "winograd: the scale of the smallest numbers is infinite",
+        "gemm_winograd.h",
+        "_mm512_max_ps(_mm512_min_ps(exponent, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit))",
+        "_mm512_min_ps(exponent, limit)",
+        WINOGRAD,
+        "smallest",
+        compiled="gemm.cpp",
+        level="avx512_winograd",
+    ),
+    Bug(
+        "winograd: a weight of bfloat16 is read as float32",
+        "gemm_pack.cpp",
+        "(from_half ? pack_scaled<bf16> : pack_scaled<float>)(g)",
+        "pack_scaled<float>(g)",
+        WINOGRAD,
+        "packed_form",
+        level="avx512_winograd",
+    ),
+    Bug(
+        "encoder: a thread that finds no memory goes unnoticed",
+        "encoder.cpp",
+        "    attempt.end();\n",
+        "",
+        NO_MEMORY,
         level=SHARED,
     ),
 ]

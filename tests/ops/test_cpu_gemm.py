@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -94,6 +97,9 @@ def test_packing_has_one_layout(level, dtype):
             assert torch.equal(pack(source, dtype).view(dtype), expected)
         assert torch.equal(pack(w.t().contiguous(), dtype, transposed=True).view(dtype), expected)
         assert torch.equal(pack(w.float(), dtype).view(dtype), expected)
+        rounded = w.bfloat16()  # bfloat16 numbers go through loops of their own
+        for source, transposed in ((rounded, False), (rounded.t().contiguous(), True)):
+            assert torch.equal(pack(source, dtype, transposed), pack(source.to(dtype), dtype, transposed))
 
 
 def test_packing_rounds_to_bfloat16_as_torch_does(level):
@@ -202,6 +208,24 @@ def test_bits_depend_on_neither_threads_nor_rows(level, sizes):
         one = torch.empty(1, n)
         gemm(a[7:8], packed, n, one)
         assert torch.equal(one[0], results[0][0][7])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere OpenMP's library has other names")
+def test_fewer_threads_than_were_asked_for(level):
+    """OMP_DYNAMIC and OMP_THREAD_LIMIT hold a process to so few: those that are there share all of the work."""
+    m, n, k = 64, 512, 512  # worth 17 threads
+    asked = len(os.sched_getaffinity(0)) + 2
+    if asked > 17:
+        pytest.skip("as many threads as would be of use have a processor each")
+    a, w, found = torch.randn(m, k), torch.randn(n, k), []
+    packed, openmp = pack(w, torch.float32), ctypes.CDLL("libgomp.so.1")  # it is loaded
+    for dynamic in (0, 1):
+        found.append(torch.full((m, n), math.nan))
+        with threads(asked):
+            openmp.omp_set_dynamic(dynamic)
+            gemm(a, packed, n, found[-1])
+            openmp.omp_set_dynamic(0)
+    assert torch.equal(*found)
 
 
 @pytest.fixture

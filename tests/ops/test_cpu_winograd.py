@@ -137,6 +137,9 @@ def test_the_smallest_and_the_largest_numbers(winograd):
         got = multiply(a * factor, w * other).double()
         assert ((got - exact).abs().max() / exact.abs().max()) < 1e-6
     assert torch.equal(multiply(a * 2.0**20, w * 2.0**-30), expected * 2.0**-10)  # scales are powers of two
+    for factor, other in ((2.0**-130, 1.0), (1.0, 2.0**-130)):  # no scale is so large
+        exact = (a * factor).double() @ (w * other).double().t()
+        assert (multiply(a * factor, w * other).double() - exact).abs().max() < 2.0**-120
 
 
 @here
@@ -176,6 +179,8 @@ def test_the_packed_form(winograd):
         whole = torch.cat(unpacked, 1).transpose(1, 2).reshape(48, k)
         assert torch.equal(whole[:n], w)
         assert not whole[n:].any()
+    half = w.bfloat16()
+    assert torch.equal(pack(half, torch.float32, form=WINOGRAD), pack(half.float(), torch.float32, form=WINOGRAD))
 
 
 @here
