@@ -40,14 +40,21 @@ def _store_across(across_ptr, turned, rows, columns, N, M_up):
 
 
 @triton.jit
-def _cast_across(across_ptr, x, slot_scale_ptr, rows, columns, N, M_up, LIMIT: tl.constexpr):
-    """Stores the transpose of a tile x of fp32 in 8 bits. It is cast a second time and not taken from the tile that is
-    stored untransposed: up to CUDA 12.9, NVIDIA's assembler reads registers too early if one cast is packed into words
-    for one store and unpacked for another (github.com/triton-lang/triton/issues/11111). The scale is read by a volatile
-    load, so that the compilers cannot merge the two casts.
-    """
-    turned = to_fp8(tl.trans(x), tl.load(slot_scale_ptr, volatile=True), LIMIT, across_ptr.dtype.element_ty)
-    _store_across(across_ptr, turned, rows, columns, N, M_up)
+def _store_casts(
+    data_ptr, across_ptr, slot_scale_ptr, maxima_ptr, x, rows, columns, inside, N, M_up,
+    ACROSS: tl.constexpr, LIMIT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile x of fp32, zero outside, in 8 bits and, if ACROSS, transposed; records its largest magnitude."""
+    note_largest(maxima_ptr, x, LANES)
+    data = to_fp8(x, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
+    tl.store(data_ptr + rows * N + columns, data, mask=inside)
+    if ACROSS:
+        # Cast a second time, and not the tile above transposed: up to CUDA 12.9, NVIDIA's assembler reads registers too
+        # early if one cast is packed into words for one store and unpacked for another
+        # (github.com/triton-lang/triton/issues/11111). The scale is read by a volatile load, so that the compilers
+        # cannot merge the two casts.
+        turned = to_fp8(tl.trans(x), tl.load(slot_scale_ptr, volatile=True), LIMIT, across_ptr.dtype.element_ty)
+        _store_across(across_ptr, turned, rows, columns, N, M_up)
 
 
 @kernel
@@ -71,11 +78,9 @@ def _cast_kernel(
     rows, columns = _place(BLOCK_M, BLOCK_N)
     inside = (rows < M) & (columns < N)
     x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
-    note_largest(maxima_ptr, x, LANES)
-    data = to_fp8(x, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
-    tl.store(data_ptr + rows * N + columns, data, mask=inside)
-    if ACROSS:
-        _cast_across(across_ptr, x, slot_scale_ptr, rows, columns, N, M_up, LIMIT)
+    _store_casts(
+        data_ptr, across_ptr, slot_scale_ptr, maxima_ptr, x, rows, columns, inside, N, M_up, ACROSS, LIMIT, LANES
+    )
     if HAS_SUM:
         sums = tl.sum(x, 0)[None, :]
         tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + columns, sums, mask=columns < N)
@@ -120,10 +125,9 @@ def _gelu_cast_kernel(
     x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     # Rows past the end are the bias here.
     hidden = tl.where(inside, _gelu(x, TANH, EXACT), 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
-    note_largest(maxima_ptr, hidden, LANES)
-    data = to_fp8(hidden, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
-    tl.store(data_ptr + rows * N + columns, data, mask=inside)
-    _cast_across(across_ptr, hidden, slot_scale_ptr, rows, columns, N, M_up, LIMIT)
+    _store_casts(
+        data_ptr, across_ptr, slot_scale_ptr, maxima_ptr, hidden, rows, columns, inside, N, M_up, True, LIMIT, LANES
+    )
 
 
 @kernel
@@ -155,10 +159,9 @@ def _gelu_bwd_cast_kernel(
     sums = tl.sum(dx, 0)[None, :]
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + columns, sums, mask=columns < N)
     dx = dx.to(x_ptr.dtype.element_ty).to(tl.float32)
-    note_largest(maxima_ptr, dx, LANES)
-    data = to_fp8(dx, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
-    tl.store(data_ptr + rows * N + columns, data, mask=inside)
-    _cast_across(across_ptr, dx, slot_scale_ptr, rows, columns, N, M_up, LIMIT)
+    _store_casts(
+        data_ptr, across_ptr, slot_scale_ptr, maxima_ptr, dx, rows, columns, inside, N, M_up, True, LIMIT, LANES
+    )
 
 
 def _grid(rows: int, columns: int) -> tuple[int, int]:
