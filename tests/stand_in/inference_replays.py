@@ -15,13 +15,20 @@ replays, replay = [], torch.cuda.CUDAGraph.replay
 torch.cuda.CUDAGraph.replay = lambda captured: (replays.append(captured), replay(captured))
 with ops.backend("triton"):
     bert = test_triton_replay.model()
-    for scale in (1.0, 0.5):
+    for change in ("none", "in place", "epsilon", "elsewhere"):
         with torch.no_grad():
-            for parameter in bert.parameters():
-                parameter.mul_(scale)
+            for parameter in bert.encoder.parameters():
+                if change == "in place":
+                    parameter.mul_(0.5)
+                elif change == "elsewhere":
+                    parameter.data = parameter.data * 0.5
+            if change == "epsilon":
+                bert.config.layer_norm_eps = bert.encoder.config.layer_norm_eps = 0.5
+                for norm in (m for m in bert.encoder.modules() if isinstance(m, torch.nn.LayerNorm)):
+                    norm.eps = 0.5
         for lengths in ((5, 4), (3, 8), (7,), (2, 4)):
             expected = test_triton_replay.states(bert, *lengths, graphs=False)
             test_triton_replay.close(test_triton_replay.states(bert, *lengths), expected)
-assert len(replays) == 6, replays
-assert len(set(map(id, replays))) == 2
+assert len(replays) == 2 + 4 + 2 + 2, replays
+assert len(set(map(id, replays))) == 6
 print("equal")

@@ -88,6 +88,12 @@ def test_states_are_those_of_the_plain_pass_batch_after_batch(shapes):
             assert torch.equal(got, first), "a captured pass has other bits than those before it"
 
 
+def test_a_batch_with_a_longer_sequence_has_another_shape():
+    bert = model(max_position_embeddings=100)
+    for lengths in ((60, 60), (100, 20)):
+        close(states(bert, *lengths), states(bert, *lengths, graphs=False))
+
+
 def test_results_are_not_overwritten_by_later_passes():
     bert = model()
     first = states(bert, 5, 9)
