@@ -90,9 +90,9 @@ _OTHERS = (
     "DREAM, ReClor, QuAIL, LogiQA, SciQ, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI or Story Cloze"
 )
 _ALONE = (("question",), ("question_stem",))
-"""The contexts of sets whose questions stand alone."""
+"""The contexts of data sets whose questions have no passage."""
 _PASSAGES = ("passage", "article", "story", "text", "context", "paragraph", "document", "dialogue")
-"""What sets call the text that a question is about."""
+"""The names of the column with the text that a question is about, in various data sets."""
 
 
 def label_column(values: dict[str, Any]) -> str:

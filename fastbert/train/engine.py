@@ -26,7 +26,7 @@ from .timing import StepTimer
 
 
 class TrainingDiverged(FastbertError):
-    """Loss or gradient was not finite for too many steps in a row."""
+    """The gradient was not finite in too many steps in a row."""
 
 
 class LocalEngine:

@@ -105,7 +105,7 @@ class ShapedSteps:
         return all(x.dtype == torch.int64 and x.dim() == 1 and len(x) in sizes for x in tensors.values())
 
     def _is_regression(self, labels: dict[str, Any]) -> bool:
-        """Whether the loss is the mean squared error of one number a row."""
+        """Whether the loss is the mean squared error of one number per row."""
         model = self.engine.model
         if type(model) is not BertForSequenceClassification or labels.keys() != {"labels"} or model.num_labels != 1:
             return False
@@ -198,12 +198,13 @@ class ShapedSteps:
 
 
 def _regression_loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-    """The mean squared error of the first rows; for the others a label is what was predicted.
+    """The mean squared error () over the first rows of a padded batch. The other rows get their own predictions as
+    labels, so that their error is 0.
 
     Args:
-        logits: (B, 1).
-        labels: (B,).
-        rows: (), how many there are; its number is unknown to the host.
+        logits: (B, 1) floating.
+        labels: (B,) floating.
+        rows: () int64, the number of rows that count; on the device, since the host must not read it.
     """
     counts = torch.arange(len(labels), device=labels.device) < rows
     labels = torch.where(counts, labels, logits.detach().view(-1).to(labels.dtype))
