@@ -165,7 +165,7 @@ def plan_full_sentences(
     """Runs of full sentences [CLS] A [SEP], for masked LM only; a run never crosses documents.
 
     The first run of a document has a random length, so that the runs differ from epoch to epoch. A sentence longer than
-    max_seqlen - 2 is cut into pieces.
+    max_seqlen - 2 is cut into pieces. Arguments are as in `plan_pairs`.
     """
     room = max_seqlen - 2
     draw = randomness.generator(seed, epoch, _WALK)

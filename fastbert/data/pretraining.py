@@ -86,7 +86,7 @@ class PretrainingData:
         """The samples of an epoch, in the order of the corpus.
 
         Raises:
-            DataError: the split is empty, or has a single document, of which no pairs can be made.
+            DataError: the split is empty, or has a single document, from which no pairs can be made.
         """
         return self._plan(self._version(epoch))
 
@@ -116,6 +116,11 @@ class PretrainingData:
     def batches(self, epoch: int, token_budget: int, shuffle: bool = True) -> list[np.ndarray]:
         """The sample ids of each batch: every sample of the epoch once, at most token_budget tokens a batch.
 
+        Args:
+            epoch: counted from 0.
+            token_budget: tokens, special tokens included.
+            shuffle: whether samples are in random order; otherwise they are in the order of the corpus.
+
         Raises:
             InputError: the budget is smaller than max_seqlen.
         """
@@ -123,7 +128,7 @@ class PretrainingData:
         return self._batches(epoch, token_budget, shuffle)
 
     def check_budget(self, token_budget: int) -> None:
-        """Raises InputError if a batch of this many tokens may have no room for a sample."""
+        """Raises InputError if a sample may be longer than this many tokens."""
         if token_budget < self.config.max_seqlen:
             raise InputError(
                 f"token_budget must hold at least one sample of max_seqlen {self.config.max_seqlen} tokens, "

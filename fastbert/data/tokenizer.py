@@ -105,7 +105,17 @@ def build_tokenizer(
     source: str = "the vocabulary",
     names: SpecialNames = BERT_NAMES,
 ) -> Tokenizer:
-    """A WordPiece tokenizer from tokens and ids, with ``[CLS] A [SEP] B [SEP]`` as its template."""
+    """A WordPiece tokenizer from tokens and ids, with ``[CLS] A [SEP] B [SEP]`` as its template.
+
+    Args:
+        vocab: each token's id.
+        normalisation: how text is cleaned before it is split.
+        source: where the vocabulary is from, for the error message.
+        names: the special tokens.
+
+    Raises:
+        InputError: the vocabulary lacks a special token.
+    """
     require(vocab, names, source)
     model = models.WordPiece(
         vocab,

@@ -124,7 +124,7 @@ def _continue(model, rows, count: int, filters: tuple, draws: Tensor | None, end
 
 
 def filtered(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
-    """(B, V) logits with -inf for tokens that are not to be drawn."""
+    """(B, V) logits divided by the temperature, with -inf for tokens outside the top_k or top_p (None: no limit)."""
     logits = logits / max(temperature, _LEAST_TEMPERATURE)
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]

@@ -33,7 +33,7 @@ def device_for(precision: str, device: torch.device | None = None) -> torch.devi
 
 def in_precision(model: Model, precision: str, device: torch.device | None = None) -> Model:
     """Moves a loaded model to its device and precision: "fp32" leaves its dtype as it is, "bf16" converts the model,
-    and "int8" applies `quantize`.
+    and "int8" applies `quantize`. Without a device, `device_for` chooses it.
 
     Raises:
         InputError: as `device_for` and `quantize` do.
