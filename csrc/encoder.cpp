@@ -299,8 +299,8 @@ void Encoder::run_last_layer(const Layer& p, const EncoderBatch& batch, const Wo
     const int64_t row = sizes_.hidden * element_size(sizes_.dtype), part = sizes_.hidden * element_size(sizes_.attention);
     project(p, x, batch.tokens, w.qkv);
     attend(batch, w);
-    // Chosen rows are put side by side where queries, keys and values were. There is room: a row of the states' dtype
-    // takes at most as much as two of the attention's.
+    // Chosen rows are gathered in the buffer of queries, keys and values, which is large enough: a row of the states'
+    // dtype takes at most as much memory as two of the attention's.
     const int64_t most = std::min(batch.tokens, FEED_FORWARD_ROWS), count = int64_t(chosen.size());
     char *inputs = w.qkv, *context = w.qkv + most * row;
     for (int64_t first = 0; first < count; first += most) {

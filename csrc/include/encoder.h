@@ -38,8 +38,8 @@ struct EncoderBatch {
     const int32_t* cu_seqlens;
     int64_t batch_size, max_seqlen;
     RelativeBias bias;  // of every layer's attention
-    // The tokens whose last state is wanted, in any order; null for all of them. The last layer computes nothing else
-    // beyond its attention, and writes to chosen (num_rows, hidden) in place of states.
+    // The tokens whose last state is wanted, in any order; null for all of them. After its attention, the last layer
+    // computes only these, and writes them to chosen (num_rows, hidden) instead of states.
     const int64_t* rows = nullptr;
     int64_t num_rows = 0;
     void* chosen = nullptr;
@@ -79,7 +79,7 @@ private:
     void run_group(const EncoderBatch&, const Chosen* chosen, int64_t begin, int64_t end) const;
     void run_layer(const Layer&, const EncoderBatch&, const struct Workspace&, const void* x, void* out) const;
     void run_last_layer(const Layer&, const EncoderBatch&, const struct Workspace&, const void* x, const Chosen&) const;
-    // All of a layer after its attention: rows of its result and of its input -> rows of the next state.
+    // A layer after its attention: rows of the attention's result and of the layer's input -> rows of the next state.
     void finish_layer(const Layer&, const struct Workspace&, const void* context, const void* x, int64_t rows,
                       void* out) const;
 

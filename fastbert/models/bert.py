@@ -259,15 +259,15 @@ class BertHead(PreTrainedModel):
     def encode_for_pooled(self, *inputs: Any, **options: Any) -> Encoded:
         """`encode` for a head that reads only the pooled token.
 
-        In evaluation on a CPU, and in training if ``last_layer`` is "needed", the last layer computes no other token
-        beyond its attention, unless its states are asked for, are seen by a hook or are read by a BiLSTM.
+        In evaluation on a CPU, and in training if ``last_layer`` is "needed", the last layer computes only that token
+        after its attention, unless its states are asked for, are seen by a hook or are read by a BiLSTM.
         """
         config, keep_states = self.config, options.get("output_hidden_states")
         keep_states = config.output_hidden_states if keep_states is None else keep_states
         if self.training:
             wanted = self.last_layer == "needed"
         else:
-            graph = torch.compiler.is_compiling() or is_transformed()  # whose form this is not to change
+            graph = torch.compiler.is_compiling() or is_transformed()  # traced graphs stay as they were
             wanted = self.device.type == "cpu" and not graph
         if wanted and not keep_states and self.bert.pooler is not None and self.bert.last_layer_is_unseen():
             options["only_pooled"] = True

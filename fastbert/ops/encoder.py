@@ -152,7 +152,7 @@ def _reference(
 
 
 def chosen_rows(states: list[Tensor], rows: Tensor | None) -> list[Tensor]:
-    """The states, but of the last one only these rows; all of them for None."""
+    """The states, with only these rows of the last one; all rows for None."""
     return states if rows is None else [*states[:-1], states[-1].index_select(0, rows)]
 
 
@@ -187,8 +187,8 @@ def encoder(
         dropouts: rate and place in the random stream of each layer's three dropouts; None for no dropout.
         causal: whether a token attends only to itself and to earlier tokens.
         bias: added to the scores in every layer, as in `attention`; or None.
-        rows: (R,) int64, without ``keep_states``: the tokens whose state is returned, in any order, (R, H). The CPU
-            kernels compute the last layer beyond its attention for these alone.
+        rows: (R,) int64, only without ``keep_states``: the tokens whose states (R, H) are returned, in any order. After
+            its attention, the CPU kernels compute the last layer only for these.
 
     Returns:
         a list of (T, H) tensors, dtype of the products. The CPU kernels have no dropout and no causal attention, and
