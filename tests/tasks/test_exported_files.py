@@ -220,6 +220,13 @@ def test_an_id_that_breaks_the_lines_of_a_submission_is_refused(predicting, read
             '{"sentence1": "A", "sentence2": "B", "label": false}\n',
             "line 1: expected the label to be one of entailment, not_entailment, got 'False'",
         ),
+        # QNLI's: its sentences alone were read.
+        (
+            "text-classification",
+            "a.tsv",
+            "question\tsentence\tlabel\nA?\tB\t1\n",
+            "line 2: expected one text, got a pair in question, sentence .--text-columns",
+        ),
         ("stsb", "a.csv", RTE + "A,B,5.5,0\n", "line 2: expected a number from 0 to 5"),
         ("cola", "a.csv", "sentence,label,idx\nA,1,0\n\xff,1,1\n", "line 3: expected UTF-8"),
         ("sst2", "a.csv", "sentence,label,idx\n", "expected rows, got none"),
