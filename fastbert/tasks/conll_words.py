@@ -70,7 +70,11 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
         tags = next(
             (i for i in range(2, width) if all(of_line[i : i + 1] and _is_any_tag(of_line[i]) for of_line in found)), 0
         )
-        cut = f"cut -f 2,{tags + 1} keeps words and entities" if 0 < tags < width - 1 else "cut -f 2- does"
+        cut = (
+            f"cut -f 2,{tags + 1} keeps words and entities"
+            if 0 < tags < width - 1
+            else f"cut -f 2{'-' * (width > 2)} does"
+        )
         raise DataError(
             f"{where} the word in the first column, got the numbers of words in every sentence; leave that column out "
             f"(grep -v '^#' FILE | {cut})"
