@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
+from ..wording import counted
 from .bad_rows import called
 from .base import Row, class_names
 from .classification import Classification
@@ -151,7 +152,16 @@ def _in_order(labels: Iterable[str]) -> list[str]:
 
 
 def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns if there are about as many labels as rows, which may be a task for regression, or the wrong column."""
+    """Warns of a class whose name is how programs write a missing value; and if there are about as many labels as rows,
+    which may be a task for regression, or the wrong column."""
+    missing = next((label for label in counts if label.lower() in ("null", "nan")), None)
+    if missing is not None:
+        logging.getLogger("fastbert").warning(
+            "%s: the label of %s is %s, which is taken for a class: leave such rows out if it means that there is none",
+            called(path),
+            counted(counts[missing], "row"),
+            missing,
+        )
     rows = counts.total()
     if rows >= MANY and 2 * len(counts) > rows:
         logging.getLogger("fastbert").warning(
