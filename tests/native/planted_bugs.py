@@ -760,6 +760,22 @@ BUGS = [
         level="avx512_winograd",
     ),
     Bug(
+        "optimizer: what beta leaves of a moment is rounded as a number near one",
+        "optimizer.cpp",
+        "fma(set(0.0f) - rates.rate2, square, square)",
+        "(set(1.0f) - rates.rate2) * square",
+        OPTIM,
+        "fades",
+    ),
+    Bug(
+        "optimizer: the norm adds up its chunks in float32",
+        "optimizer.cpp",
+        "double total = 0",
+        "float total = 0",
+        OPTIM,
+        "norm_of",
+    ),
+    Bug(
         "encoder: a thread that finds no memory goes unnoticed",
         "encoder.cpp",
         "    attempt.end();\n",

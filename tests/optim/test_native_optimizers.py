@@ -64,6 +64,20 @@ def test_lamb_is_the_algorithm(level, variant, scale):
     hold(train(make, params, gradients, "cpu")[0], lamb_by_hand(params, gradients, 0.02, variant), same)
 
 
+def test_a_second_moment_fades_as_beta_says(level):
+    """Rounded to float32, 0.9999 is off by 1.7e-4 of its distance to one, which is what counts."""
+    p = torch.nn.Parameter(torch.zeros(99))
+    optimizer = AdamW([p], 0.01, (BETA1, 0.9999), EPS)
+    p.grad = torch.zeros(99)
+    with ops.backend("cpu"):
+        optimizer.step()
+        square = optimizer.state[p]["exp_avg_sq"].uniform_(1, 2)
+        before = square.double()
+        for _ in range(300):
+            optimizer.step()
+    assert (square / before).mean().item() == pytest.approx(0.9999**300, rel=5e-7)
+
+
 def test_trust_is_held_to_its_bounds(level):
     hold_bounds_of_trust(lambda *given: train(*given, "cpu"))
 
@@ -200,6 +214,10 @@ def test_the_norm_of_gradients(level, dtype):
     assert (got.shape, got.dtype) == ((), torch.float32)
     # Sums of 16,384 squares in float32, in four times sixteen lanes; those in float64: far under a unit of 1e-6.
     torch.testing.assert_close(got.double(), truth, rtol=1e-6, atol=0.0)
+    # Each of the others is less than half a unit of float32 beside the first, all of them are not.
+    one_large = [torch.full((1,), 2.0**13, dtype=dtype), *[torch.ones(1, dtype=dtype)] * 600]
+    with ops.backend("cpu"):
+        assert global_norm(one_large).item() == pytest.approx(math.sqrt(2**26 + 600), rel=1e-7)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
