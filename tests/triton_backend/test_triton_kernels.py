@@ -47,17 +47,23 @@ def triton():
     torch.use_deterministic_algorithms(False)
 
 
+def apart(x):
+    """The same numbers with others between them, also those of a row."""
+    return torch.stack([x, x.flip(0)], -1)[..., 0] if x.dim() else x
+
+
 def check(function, same_function, leaves, dtype, fixed=()):
     """Result and every gradient of a Triton op against the reference in fp64; on a GPU twice to the same bits: in the
-    interpreter programs follow each other, and what one run left behind shows in the next test's."""
-    leaves = [leaf.to(DEVICE) for leaf in leaves]
+    interpreter programs follow each other, and what one run left behind shows in the next test's. In float16 what is
+    given, the gradient from above too, lies apart in memory."""
+    leaves, laid = [leaf.to(DEVICE) for leaf in leaves], apart if dtype == torch.float16 else torch.Tensor.detach
 
     def run(f, kind):
-        given = [leaf.detach().to(kind).requires_grad_() for leaf in leaves]
+        given = [laid(leaf.detach().to(kind)).requires_grad_() for leaf in leaves]
         out = f(*given)
         torch.manual_seed(1)
         dout = torch.randn(out.shape, dtype=torch.float64).to(DEVICE)
-        out.backward(dout.to(out.dtype))
+        out.backward(laid(dout.to(out.dtype)))
         return [out.detach(), *(leaf.grad for leaf in given)]
 
     with ops.backend("reference"):
@@ -134,10 +140,6 @@ def test_layer_norm(dtype, shape, x_bias, residual, dropout):
 
 def test_numbers_of_a_vector_may_lie_apart():
     """Parameters of interleaved files, and bounds that are a column."""
-
-    def apart(vector):
-        return torch.stack([vector, vector.max().expand_as(vector)], 1)[:, 0]
-
     weight, bias = (torch.randn(16, device=DEVICE) for _ in range(2))
     bounds = torch.tensor([0, 2, 5], dtype=torch.int32, device=DEVICE)
     ids = torch.tensor([1, 0, 1, 1, 0], device=DEVICE)
@@ -155,6 +157,25 @@ def test_numbers_of_a_vector_may_lie_apart():
 
     for one, other in zip(everything(apart), everything(torch.clone), strict=True):
         assert torch.equal(one, other)
+
+
+def test_parameters_have_gradients_where_what_they_are_applied_to_has_none():
+    """As above an embedding that is not trained."""
+    x, residual = (torch.randn(5, 16, device=DEVICE) for _ in range(2))
+    weight, bias = (torch.randn(16, device=DEVICE, requires_grad=True) for _ in range(2))
+    ids, tables = torch.tensor([1, 0, 1, 1, 0], device=DEVICE), [torch.randn(2, 16, device=DEVICE) for _ in range(3)]
+
+    def gradients(trained: bool) -> list[list[torch.Tensor]]:
+        given = [leaf.detach().requires_grad_(trained) for leaf in (x, residual)]
+        outs = [
+            ops.layer_norm(given[0], weight, bias, 1e-5, x_bias=bias, residual=given[1], dropout=DROPOUT),
+            ops.gelu(given[0], bias) * weight,
+            ops.embedding(ids, ids, ids, *(t.requires_grad_(trained) for t in tables), weight, bias, 1e-5),
+        ]
+        return [torch.autograd.grad(out.square().sum(), (weight, bias)) for out in outs]
+
+    for one, other in zip(gradients(False), gradients(True), strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 def test_a_layer_norm_of_no_rows_has_gradients():
@@ -217,10 +238,14 @@ def test_the_sums_of_a_layer_norm_are_one_launch(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(5, 13), (3, 300), (9, 8)])
 def test_dropout_has_the_bits_of_the_reference(shape):
-    x = torch.randn(shape, device=DEVICE)
-    assert torch.equal(ops.dropout(x, DROPOUT), reference.dropout(x, DROPOUT))
-    other = Dropout(0.5, seed=-3, offset=(1 << 32) - 1, site=1 << 20)
-    assert torch.equal(ops.dropout(x, other), reference.dropout(x, other))
+    """In the backward pass too."""
+    x, dout = (apart(torch.randn(shape, device=DEVICE)) for _ in range(2))
+    for dropout in (DROPOUT, Dropout(0.5, seed=-3, offset=(1 << 32) - 1, site=1 << 20)):
+        leaf = x.detach().requires_grad_()
+        out = ops.dropout(leaf, dropout)
+        out.backward(dout)
+        assert torch.equal(out, reference.dropout(x, dropout))
+        assert torch.equal(leaf.grad, reference.dropout(dout, dropout))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -229,11 +254,13 @@ def test_dropout_has_the_bits_of_the_reference(shape):
 def test_cross_entropy(dtype, rows, columns, reduction):
     if (rows, dtype) == (1, torch.float32):
         rows = 40  # the rounding of two numbers alone may happen to be none
-    labels = torch.randint(columns, (rows,), device=DEVICE)
-    labels[0] = -100 if rows > 1 else 0
+    labels, ignored = torch.randint(columns, (rows,), device=DEVICE), -100 if dtype == torch.float32 else 7
+    labels[0] = ignored if rows > 1 else 0
+    if ignored == 7:
+        labels = apart(labels)
 
     def cross_entropy(logits):
-        return ops.cross_entropy(logits, labels, reduction=reduction)
+        return ops.cross_entropy(logits, labels, ignore_index=ignored, reduction=reduction)
 
     check(cross_entropy, cross_entropy, [torch.randn(rows, columns) * 5], dtype)
 
@@ -295,8 +322,9 @@ def test_cross_entropy_reads_rows_that_lie_apart():
 
 def test_products_with_a_vocabulary_are_of_whole_units():
     """Other sizes are slow ones on a GPU. 1,030 features come out of 1,040, with the gradients of 1,030."""
-    leaves = [torch.randn(1024, 8), torch.randn(1030, 8), torch.randn(1030)]
+    leaves = [torch.randn(4, 256, 8), torch.randn(1030, 8), torch.randn(1030)]
     check(ops.linear, ops.linear, leaves, torch.float16)
+    leaves[0] = leaves[0].view(1024, 8)
     x, weight, bias = (leaf.to(DEVICE, torch.float16) for leaf in leaves)
     assert ops.linear(x, weight, bias).stride() == (1040, 1)
     with torch.autocast(DEVICE, torch.bfloat16):
@@ -307,12 +335,28 @@ def test_products_with_a_vocabulary_are_of_whole_units():
         assert ops.linear(x, weight, bias).stride() == (1040, 1)
 
 
+def test_gradients_of_a_filled_product_are_those_that_are_asked_for(monkeypatch):
+    monkeypatch.setattr("fastbert.ops._triton_linear._LARGE", 32)
+    leaves = [torch.randn(shape, device=DEVICE, dtype=torch.float16) for shape in ((32, 8), (38, 8), (38,))]
+
+    def gradients(asked: list[int]) -> list[torch.Tensor | None]:
+        given = [leaf.detach().requires_grad_(number in asked) for number, leaf in enumerate(leaves)]
+        ops.linear(*given).square().sum().backward()
+        return [leaf.grad for leaf in given]
+
+    expected = gradients([0, 1, 2])
+    for one in range(3):
+        found = gradients([one])
+        assert [number for number, gradient in enumerate(found) if gradient is not None] == [one]
+        assert torch.equal(found[one], expected[one])
+
+
 def test_the_gradient_of_a_loss_comes_filled_up_to_whole_units(monkeypatch):
     """Nothing is copied between the loss and the products, whose filling holds zeros; others' gradients are filled."""
     monkeypatch.setattr("fastbert.ops._triton_linear._LARGE", 32)
     leaves = [torch.randn(32, 8, device=DEVICE), torch.randn(38, 8, device=DEVICE), torch.randn(38, device=DEVICE)]
     labels = torch.randint(38, (32,), device=DEVICE)
-    labels[5:] = -100
+    labels[5:] = 7
     empty = torch.empty  # of floats, with what nobody may take for zeros
     nan = lambda x: x.fill_(float("nan")) if x.is_floating_point() else x  # noqa: E731
     monkeypatch.setattr(torch, "empty", lambda *size, **how: nan(empty(*size, **how)))
@@ -328,10 +372,10 @@ def test_the_gradient_of_a_loss_comes_filled_up_to_whole_units(monkeypatch):
         with torch.autocast(DEVICE, torch.bfloat16):
             logits = ops.linear(x, weight, bias)
         logits.register_hook(lambda dout: wholes.append(dout.fastbert_whole))
-        return ops.cross_entropy(logits, labels)
+        return ops.cross_entropy(logits, labels, ignore_index=7)
 
     def theirs(x, weight, bias):
-        return reference.cross_entropy(reference.linear(x, weight, bias), labels)
+        return reference.cross_entropy(reference.linear(x, weight, bias), labels, ignore_index=7)
 
     def squares(x, weight, bias):
         with torch.autocast(DEVICE, torch.bfloat16):
@@ -382,6 +426,8 @@ def test_embedding(dtype, dropout):
     types = torch.zeros(tokens, dtype=torch.int64, device=DEVICE)
     types[35:] = 1
     positions = torch.arange(tokens, device=DEVICE) % 31
+    if dtype == torch.float16:
+        ids, types, positions = map(apart, (ids, types, positions))
     leaves = [torch.randn(9, 20), torch.randn(2, 20), torch.randn(40, 20), torch.randn(20), torch.randn(20)]
 
     def embedding(*tables):
@@ -464,8 +510,10 @@ def test_attention(dtype, lengths, head_dim, causal, dropout):
     heads = 2 if sum(lengths) < 200 else 1  # the interpreter takes a block at a time
     leaves = [torch.randn(sum(lengths), heads, head_dim) for _ in range(3)]
 
+    options = {"causal": causal, "dropout": DROPOUT if dropout else None, "softmax_scale": 0.3 if causal else None}
+
     def attention(q, k, v):
-        return ops.attention(q, k, v, cu_seqlens, max(lengths), causal=causal, dropout=DROPOUT if dropout else None)
+        return ops.attention(q, k, v, cu_seqlens, max(lengths), **options)
 
     check(attention, attention, leaves, dtype)
 
