@@ -23,6 +23,7 @@ from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_t
 from .typed import check_typed
 
 _BREAKS = re.compile(r"[\t\r\n]")
+_NO_WORD, _NO_WORDS = re.compile(r" *\t"), r"sed '/^ *\t/d' FILE"
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 """The names of the columns on data-set hubs."""
 
@@ -161,7 +162,9 @@ def _sentence(name: str, block: Block, opening: str | None, table: Table, ignore
     for (number, line), columns in zip(block.lines, block.columns, strict=True):
         if len(columns) != table.width:
             width = counted(table.width, "column")
-            raise ValueError(f"line {number}: expected {width}, got {len(columns)}: {shorten(line)!r}")
+            # KLUE tags characters, those between words too.
+            hint = f"; {_NO_WORDS} leaves out lines without a word" if _NO_WORD.match(line) else ""
+            raise ValueError(f"line {number}: expected {width}, got {len(columns)}: {shorten(line)!r}{hint}")
         if table.labelled and not is_tag(columns[-1], table.letters) and not ignore_tags:
             tag = without_type(columns[-1])
             raise ValueError(f"line {number}: expected the tag {expected(table.letters)}, got {tag!r}")

@@ -111,6 +111,17 @@ def test_germevals_test_file_has_numbers_and_words(tmp_path):
     assert read(tmp_path / "f.tsv", "1\tO\n2\tO\n") == [(("1", "2"), ("O", "O"))]
 
 
+def test_lines_without_a_word_are_refused_with_what_leaves_them_out(tmp_path):
+    """KLUE's tokens are characters, and those between words have tags too."""
+    text = "## CHAR\tNE_TAG\n## dev_0\t<a:OG>\na\tB-OG\nb\tI-OG\n \tI-OG\nc\tI-OG\n\tO\n.\tO\n"
+    path = tmp_path / "f.tsv"
+    with pytest.raises(DataError, match=r"line 5: expected 2 columns, got 1: .* leaves out lines without a") as refused:
+        read(path, text)
+    command = re.search(r"; (sed .*) leaves out", str(refused.value))[1].replace("FILE", str(path))
+    mended = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
+    assert read(path, mended) == [(("a", "b", "c", "."), ("B-OG", "I-OG", "I-OG", "O"))]
+
+
 def test_conll_us_words_of_several_parts(tmp_path):
     text = "1-2\tzum\t_\n1\tzu\tO\n2\tdem\tO\n2.1\tx\tO\n3\tBonn\tB-LOC\n"
     with pytest.raises(DataError, match="got the numbers of words"):
