@@ -61,11 +61,11 @@ FORMS = (
     Form(("question_stem",), ("choices",), "answerKey"),  # OpenBookQA on hubs
     Form(("question",), ("choices",), "answer"),  # MMLU
     Form(("passage",), ("options",), "label", "question"),  # AGIEval
-    Form(("question",), ("options",), "label"),  # and where its passage is null
     Form(("text",), ("options",), "answer", "question"),  # LogiQA 2.0
     Form(("question",), ("options",), "answer_idx"),  # MedQA, whose answer is a text
     Form(("question",), ("options",), "answer"),  # MMLU-Pro
     Form(("question",), ("options",), "correct"),  # AQuA
+    Form(("question",), ("options",), "label"),  # AGIEval where its passage is null
     Form(("question",), ("opa", "opb", "opc", "opd"), "cop", first=1),  # MedMCQA
     Form(("dialogue",), ("choice",), "answer", "question"),  # DREAM
     Form(("context",), ("answers",), "label", "question"),  # ReClor

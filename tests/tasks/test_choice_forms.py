@@ -74,7 +74,11 @@ PUBLISHED = {
         ("A.", "B. D.", "C. D."),
         "0",
     ),
-    "MMLU-Pro": ({"question": "Q", "options": list("abcdefghij"), "answer": "J"}, ("Q", *"abcdefghij"), "9"),
+    "MMLU-Pro": (
+        {"question": "Q", "options": list("abcdefghij"), "answer": "J", "label": 1},
+        ("Q", *"abcdefghij"),
+        "9",
+    ),
     "MedQA": (
         {"question": "Q", "answer": "x", "options": {"A": "x", "B": "y"}, "answer_idx": "B"},
         ("Q", "x", "y"),
