@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from ..model_config import ModelConfig
 from . import metrics
 from .base import Example, Row
 from .text import TextTask
+
+MANY = 10
+"""The least number of predictions from which a scale can be told."""
 
 
 class Regression(TextTask):
@@ -18,11 +23,13 @@ class Regression(TextTask):
 
     Attributes:
         low, high: the bounds, to which predictions are clipped, since GLUE refuses files with others.
+        to_check: whether the scale of a trained model's outputs has not been checked yet.
     """
 
     metrics: tuple[str, ...] = ("pearson", "spearman")
     low: float
     high: float
+    to_check: bool = False
 
     def parse(self, text: str) -> float:
         try:
@@ -40,7 +47,24 @@ class Regression(TextTask):
     def head(self) -> dict:
         return {"num_labels": 1, "problem_type": "regression"}
 
+    def restore(self, config: ModelConfig) -> None:
+        super().restore(config)
+        self.to_check = True
+
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[float]:
+        """The outputs within the bounds. Warns where a quarter of the first are beyond, as those of cross-encoders that
+        a sigmoid follows: what is cut is alike, and correlates with nothing."""
+        beyond = sum(not self.low <= float(value[0]) <= self.high for value in outputs)
+        if self.to_check and len(outputs) >= MANY and 4 * beyond >= len(outputs):
+            logging.getLogger("fastbert").warning(
+                "expected a model of numbers from %g to %g, got %d of %d predictions beyond, which are cut to these "
+                "bounds (text-regression cuts none)",
+                self.low,
+                self.high,
+                beyond,
+                len(outputs),
+            )
+        self.to_check = False
         return [min(max(float(value[0]), self.low), self.high) for value in outputs]
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[float]) -> dict[str, float]:
