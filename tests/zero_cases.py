@@ -179,14 +179,15 @@ def in_a_process(function, directory: Path) -> None:
         raise error
 
 
-QUICK = [("nvlamb", 1), ("apex", 2), ("clamped", 3), ("adamw", 3)]
+QUICK = [("nvlamb", 1), ("apex", 2), ("clamped", 3), ("adamw", 0)]
 
 
 def quick() -> dict:
-    """What runs in CI: three processes, every stage and every variant once."""
+    """What runs in CI: three processes, every stage and every variant once; two micro-batches but for stage 3."""
     with distributed.joined(always=True) as world:
         result = {
-            (kind, stage): trained(world, kind, 3.0, DeepSpeedOptions(zero=stage), poison=7) for kind, stage in QUICK
+            (kind, stage): trained(world, kind, 3.0, DeepSpeedOptions(zero=stage), micro=2 - stage // 3, poison=7)
+            for kind, stage in QUICK
         }
         result["bug"] = trained(world, "apex", 3.0, DeepSpeedOptions(zero=2), steps=10, bug="shards as tensors")
         result["diverged"] = diverge(world, DeepSpeedOptions(zero=2))
