@@ -186,6 +186,44 @@ def test_a_layer_norm_of_no_rows_has_gradients():
     assert torch.equal(weight.grad, torch.zeros_like(weight))
 
 
+def test_a_compiled_kernel_is_found_by_all_that_decides_which_it_is():
+    """And by nothing else: layers and batches differ in sites and rows. launches.py asks Triton; it has one device."""
+    from triton import language as tl
+
+    from fastbert.triton_kernels.common import kernel
+
+    def function(x_ptr, y_ptr, n, T, scale, site, BLOCK: tl.constexpr): ...
+
+    x, y = (torch.zeros(64, dtype=torch.float16) for _ in range(2))
+    given, options = [x[:32], y[:32], 5, 100, 1.0, 3], {"BLOCK": 16, "num_warps": 4}
+    same = [(0, {}, {}), (0, {3: 2**31 - 1}, {}), (0, {3: 1}, {}), (0, {5: 16}, {}), (0, {0: x[32:], 1: x[8:]}, {})]
+    different = [
+        (1, {}, {}),  # another device
+        (0, {0: x[1:]}, {}),
+        (0, {1: y[7:]}, {}),
+        (0, {1: y.float()}, {}),
+        (0, {0: x.bfloat16()}, {}),
+        (0, {2: 16}, {}),
+        (0, {2: 1}, {}),
+        (0, {2: True}, {}),
+        (0, {4: 2.0}, {}),
+        (0, {4: 1}, {}),
+        (0, {}, {"BLOCK": 32}),
+        (0, {}, {"num_warps": 8}),
+        (0, {}, {"num_stages": 2}),
+    ]
+
+    def key(device, changes, more):
+        return kernel(function)._key(device, [changes.get(at, one) for at, one in enumerate(given)], options | more)
+
+    known = key(0, {}, {})
+    assert all(key(*case) == known for case in same)
+    keys = [key(*case) for case in different]
+    assert len({known, *keys}) == 1 + len(keys)
+    for wide in (2**31, 2**40):
+        assert key(0, {3: wide}, {}) is key(0, {5: wide}, {}) is None, "such a number is of 64 bits to the kernel"
+
+
 def test_sums_over_rows_in_several_blocks():
     from fastbert.triton_kernels import layer_norm as kernels
 
