@@ -113,13 +113,15 @@ def trained(
     engine = engine_of(world, kind, options, precision)
     if bug == "shards as tensors":
         engine.optimizer.layouts = {}
-    result = {"norms": [], "skipped": []}
+    result = {"norms": [], "skipped": [], "versions": []}
     for step, gradients in enumerate(sharded_cases.start_and_gradients(scale)[1][:steps]):
         if step == poison:
             before = own(engine)
             result["norm of NaN"] = take_step(engine, poisoned(gradients), micro, step)
             result["kept"] = all(map(same_bits, before, own(engine)))
+        versions = [p._version for p in engine.model.tensors]
         result["norms"].append(take_step(engine, gradients, micro, step))
+        result["versions"] += [p._version - was for p, was in zip(engine.model.tensors, versions, strict=True)]
         result["skipped"].append(engine.skipped)
     result["weights"] = whole(engine)
     result["loss scale"] = getattr(engine.deepspeed.optimizer, "loss_scale", None)

@@ -79,7 +79,10 @@ def train(make, params, gradients, backend="triton", dtype=torch.float32, step=l
         for given in gradients:
             for p, g in zip(params, given, strict=True):
                 p.grad = g.to(DEVICE, dtype)
+            versions = [p._version for p in params]
             step(optimizer)
+            # By which those go who keep a weight in 8 bits or packed: torch does not see what the kernels write.
+            assert all(p._version > version for p, version in zip(params, versions, strict=True))
     results = [p.detach().cpu() for p in params]
     for name in ("exp_avg", "exp_avg_sq"):
         results += [optimizer.state[p][name].cpu() for p in params]
