@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
-from ..cuda_graphs import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
+from ..graph_capture import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 
 # T * H * H of the largest batch that is replayed: with more, an H200 takes longer for a layer than the host for its
 # launches (0.2 ms), so a graph would gain nothing and the padding would cost 4 %. Calculated, not measured.

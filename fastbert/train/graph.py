@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from .. import optim, rng
-from ..cuda_graphs import Replay, on_stream
 from ..data.budget import BatchShape, StaticBatch
 from ..errors import BackendError, InputError
+from ..graph_capture import Replay, on_stream
 from ..ops import _dispatch
 from .capture import RandomPlace
 from .config import PretrainConfig

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..cuda_graphs import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 from ..data.budget import BatchShape, fill_up
+from ..graph_capture import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 from ..models import BertForSequenceClassification
 from ..models.logits import classification_loss
 from ..packing import PackedBatch

@@ -138,6 +138,7 @@ def test_the_suite_rehearses_and_goes_on_where_it_was(suite, tmp_path, capsys):
         suite(tmp_path, "--only", "speed")
 
 
+@pytest.mark.slow
 def test_other_settings_of_attention_are_rows(suite, tmp_path):
     suite(tmp_path, "--only", "settings")
     rows = [json.loads(line) for line in (tmp_path / "rehearsal" / "results.jsonl").read_text().splitlines()][1:]
@@ -148,6 +149,7 @@ def test_other_settings_of_attention_are_rows(suite, tmp_path):
     assert "setting attention queries S=128 M=64 N=64 warps=4 stages=2" in names  # two passes beside the one
 
 
+@pytest.mark.slow
 def test_other_settings_of_what_memory_bounds_are_rows(suite, tmp_path):
     suite(tmp_path, "--only", "memory")
     rows = [json.loads(line) for line in (tmp_path / "rehearsal" / "results.jsonl").read_text().splitlines()][1:]

@@ -58,6 +58,11 @@ def test_type_checkers_are_told_every_public_name():
     assert told == {**fastbert._LAZY, **dict.fromkeys(fastbert._SUBMODULES)}
 
 
+def test_no_module_has_a_public_names_name():
+    """Once it is imported, a module takes the name's place as the package's attribute."""
+    assert not [name for name in fastbert._LAZY if (ROOT / f"{name}.py").exists() or (ROOT / name).is_dir()]
+
+
 def public_functions() -> list[tuple[str, Callable]]:
     """What a user calls by a name of `fastbert`, `fastbert.ops` or `fastbert.optim`, methods and properties too."""
     found = {}

@@ -247,9 +247,9 @@ def test_inputs_that_do_not_fit_are_named(directories):
     with pytest.raises(InputError, match="unknown argument of the model: past_key_values"):
         model(ids(1, 3), past_key_values=())
     mask, bounds = torch.ones(1, 3), torch.tensor([0, 3])
-    with pytest.raises(InputError, match="no attention_mask beside a PackedBatch"):
+    with pytest.raises(InputError, match="no attention_mask with a PackedBatch"):
         model(PackedBatch.from_sequences([[1, 2, 3]]), mask)
-    with pytest.raises(InputError, match="no attention_mask beside cu_seqlens"):
+    with pytest.raises(InputError, match="no attention_mask with cu_seqlens"):
         model(ids(1, 3), mask, cu_seqlens=bounds)
     with pytest.raises(InputError, match="model_type must be 'bert'"):
         fastbert.BertModel.from_pretrained(directories / "gpt2")

@@ -20,7 +20,8 @@ from fastbert.data.config import PretrainingConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
-from fastbert.train import capture, graph
+from fastbert.graph_capture import on_stream
+from fastbert.train import graph
 from fastbert.train.engine import LocalEngine, TrainingDiverged
 from fastbert.train.flops import batch_flops
 from fastbert.train.pretrain import pretrain
@@ -190,7 +191,10 @@ def test_where_a_graph_can_be_had(recipe, tiny_model, monkeypatch):
     engine.device = torch.device("cuda")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", lambda *_, **__: None)  # there is no such device
-        for serving, expected in (("triton", None), ("reference", "reference, whose bits a replay would repeat")):
+        for serving, expected in (
+            ("triton", None),
+            ("reference", "dropout of backend reference would drop the same elements"),
+        ):
             patch.setattr(graph._dispatch, "choose", lambda *_, serving=serving: SimpleNamespace(backend=serving))
             assert (reason := graph.why_not(engine.device)) is expected or expected in reason
     monkeypatch.setattr(graph, "why_not", lambda device: None)
@@ -307,7 +311,7 @@ def test_what_runs_on_a_side_stream_waits_and_is_waited_for(monkeypatch):
     current, side = Stream("current"), Stream("side")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(calls.append(f"on {stream.name}")))
-    with capture.on_stream(side):
+    with on_stream(side):
         calls.append("steps")
     assert calls == ["side waits for current", "on side", "steps", "current waits for side"]
 
