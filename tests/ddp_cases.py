@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from unittest import mock
 
 import pretraining_runs
 import torch
@@ -55,13 +56,20 @@ def micro_batches(count: int) -> list[PackedBatch]:
     return batches
 
 
-def train(world: distributed.World, batches: list[PackedBatch], steps: int = 2, poison: tuple | None = None) -> dict:
+def train(
+    world: distributed.World,
+    batches: list[PackedBatch],
+    steps: int = 2,
+    poison: tuple | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> dict:
     """Steps over all batches, this rank's share of them; what came of it.
 
     Args:
         poison: (step, rank) whose gradient gets a NaN.
+        dtype: of the model; float64 is computed by the reference, float32 by the kernels.
     """
-    bert = model()
+    bert = model().to(dtype)
     engine = engines.make(bert, AdamW(param_groups(bert, 0.01), lr=0.01), world, clip=0.5, seed=5)
     own = batches[world.rank :: world.size]
     labels = int(engine.reduce([sum(b.mlm_labels.numel() for b in own)])[0])
@@ -81,6 +89,13 @@ def train(world: distributed.World, batches: list[PackedBatch], steps: int = 2, 
         result["skipped"].append(engine.skipped)
         result[f"weights{step}"] = {name: p.detach().clone() for name, p in bert.named_parameters()}
     return result
+
+
+class SmallBuckets(torch.nn.parallel.DistributedDataParallel):
+    """Sums each tensor's gradient as soon as it is there, as those of a model larger than DDP's buckets are."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options, bucket_cap_mb=1e-6)
 
 
 def eight_bits(world: distributed.World) -> dict[str, torch.Tensor]:
@@ -112,6 +127,8 @@ def main(directory: Path) -> dict:
     with distributed.joined() as world:
         poison = (1, world.size - 1)
         result = {"plain": train(world, micro_batches(6)), "nan": train(world, micro_batches(6), 4, poison)}
+        with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", SmallBuckets):
+            result["float32"] = train(world, micro_batches(6), steps=3, dtype=torch.float32)
         result["gathered"] = engines.make(model(), AdamW([torch.nn.Parameter(torch.ones(1))]), world).gather(
             [world.rank, 10.0 * world.rank]
         )

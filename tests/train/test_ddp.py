@@ -40,6 +40,14 @@ def test_gradients_are_those_of_the_whole_batch_in_one_process(runs):
         assert got["norms"] == pytest.approx(expected["norms"], rel=1e-10)
 
 
+def test_steps_by_the_kernels_are_those_of_one_process(runs):
+    """In one process the word table's gradient is added to in place, which ranks that have summed it would not see."""
+    expected = alone(steps=3, dtype=torch.float32)
+    for got in (result["float32"] for result in runs[0]):
+        torch.testing.assert_close(got["gradients"], expected["gradients"], rtol=1e-4, atol=1e-6)
+        assert got["norms"] == pytest.approx(expected["norms"], rel=1e-3)
+
+
 def test_the_mean_over_ranks_would_have_been_another_gradient():
     batches = ddp_cases.micro_batches(6)
     means = [ddp_cases.train(World(), batches[rank::2], steps=1)["gradients"] for rank in range(2)]
@@ -50,7 +58,7 @@ def test_the_mean_over_ranks_would_have_been_another_gradient():
 
 def test_all_ranks_hold_the_same_bits(runs):
     results = runs[0]
-    for case in ("plain", "nan"):
+    for case in ("plain", "nan", "float32"):
         for other in results[1:]:
             for key, value in results[0][case].items():
                 if key.startswith("weights"):
