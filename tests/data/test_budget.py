@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastbert import PackedBatch
 from fastbert.data.budget import BatchShape, BudgetData, fill_up, real
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.loader import make_loader
@@ -126,3 +127,16 @@ def test_what_does_not_fit(data):
         fill_up(batch, BatchShape(batch.num_tokens, 4, 500, 64), 0)
     with pytest.raises(InputError, match="token_budget of 512"):
         BudgetData(data, 512).batches(0, 500)
+
+
+def test_pads_are_sequences_of_their_own():
+    batch = PackedBatch.from_sequences([[1, 2, 3]], [[0, 1, 1]], nsp_labels=torch.tensor([1]))
+    filled = fill_up(batch, BatchShape(10, 5, 0, 4), 7)
+    assert filled.input_ids.tolist() == [1, 2, 3, *[7] * 7]
+    assert filled.token_type_ids.tolist() == [0, 1, 1, *[0] * 7]
+    assert filled.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+    assert filled.cu_seqlens.tolist() == [0, 3, 7, 10, 10, 10]
+    assert filled.nsp_labels.tolist() == [1, -100, -100, -100, -100]
+    fill_up(batch, BatchShape(10, 3, 0, 4), 7)
+    with pytest.raises(InputError, match="expected to hold 3 tokens, 1 sequences"):
+        fill_up(batch, BatchShape(10, 2, 0, 4), 7)  # seven pads are two sequences
