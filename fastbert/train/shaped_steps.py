@@ -109,7 +109,7 @@ class ShapedSteps:
         model = self.engine.model
         if type(model) is not BertForSequenceClassification or labels.keys() != {"labels"} or model.num_labels != 1:
             return False
-        return model.config.problem_type in (None, "regression") and labels["labels"].is_floating_point()
+        return model.config.problem_type in (None, "regression")
 
     def run(self, batch: PackedBatch, labels: dict[str, Any], lr: float, options: dict[str, Any]) -> Tensor:
         """Makes one step.
@@ -203,9 +203,9 @@ def _regression_loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
 
     Args:
         logits: (B, 1) floating.
-        labels: (B,) floating.
+        labels: (B,).
         rows: () int64, the number of rows that count; on the device, since the host must not read it.
     """
     counts = torch.arange(len(labels), device=labels.device) < rows
-    labels = torch.where(counts, labels, logits.detach().view(-1).to(labels.dtype))
+    labels = torch.where(counts, labels.to(logits.dtype), logits.detach().view(-1))
     return classification_loss(logits, labels, 1, "regression") * (len(labels) / rows).to(logits.dtype)

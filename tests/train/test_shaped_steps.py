@@ -52,6 +52,7 @@ def draw(head: type, seed: int, rows: int = 4) -> tuple[PackedBatch, dict]:
     [
         *((head, 3, "fp32") for head in HEADS),
         pytest.param(BertForSequenceClassification, 1, "fp32", id="regression"),
+        pytest.param(BertForSequenceClassification, 1, "bf16", id="regression on whole numbers"),
         (BertForSequenceClassification, 3, "bf16"),
         (BertForSequenceClassification, 3, "fp16"),
     ],
@@ -64,7 +65,8 @@ def test_losses_norms_and_weights_are_those_of_the_batches_as_they_are(head, num
     for seed, rows in enumerate((4, 4, 2, 4, 1, 4)):
         batch, labels = draw(head, seed, rows)
         if num_labels == 1:
-            labels = {"labels": 5 * torch.rand(rows, generator=torch.Generator().manual_seed(seed))}
+            numbers = 5 * torch.rand(rows, generator=torch.Generator().manual_seed(seed))
+            labels = {"labels": numbers if precision == "fp32" else numbers.long()}
         assert steps.takes(batch, labels)
         rate = LR * (1 - seed / 10)
         loss, norm = steps.run(batch, labels, rate, {}).tolist()
