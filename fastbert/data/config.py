@@ -16,24 +16,24 @@ class PretrainingConfig:
     max_seqlen: int = 128
     """Longest sample in tokens, special tokens included."""
     objective: Literal["mlm", "causal"] = "mlm"
-    """mlm = predict masked tokens from both sides; causal = predict every token from those before it. The model must be
-    of that kind: new weights of a BERT are made so."""
+    """mlm = predict masked tokens from both sides; causal = predict every token from those before it. A BERT with
+    new weights is made for the objective; any other model must be of that kind."""
     mlm_probability: float = 0.15
     """Share of the tokens to predict."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """Shares of those that become [MASK], a random token, or stay as they are."""
+    """Shares of the predicted tokens that become [MASK], become a random token, or stay as they are."""
     max_predictions: int | None = None
     """The most predicted tokens in a sample."""
     whole_word: bool = False
     """Mask all pieces of a word together."""
     nsp: bool = True
-    """Sentence pairs with next-sentence labels; without, runs of full sentences."""
+    """Sentence pairs with next-sentence labels; without them, samples are consecutive sentences of one document."""
     short_seq_prob: float = 0.1
     """Share of the documents that are cut into shorter samples."""
     duplication: int | None = None
     """Fixed versions of pairs and masks, used in turn; without, new ones every epoch."""
     seed: int = 0
-    """Governs pairs, masks and order."""
+    """Seed of pairs, masks and order."""
 
     def __post_init__(self) -> None:
         if self.max_seqlen < 8:

@@ -137,7 +137,8 @@ class SearchConfig:
     """Several trainings in one process, of which the best on the dev rows is kept."""
 
     restarts: int = 1
-    """Trainings with the seeds SEED, SEED + 1, ...: fine-tuning on few rows sometimes fails by chance."""
+    """How many times to train, with the seeds SEED, SEED + 1, ..., to keep the best: on few rows fine-tuning sometimes
+    fails by chance."""
     grid: bool = False
     """Train with every combination of the three lists below, the paper's by default: 18 trainings, times --restarts."""
     grid_batch_sizes: tuple[int, ...] = (16, 32)

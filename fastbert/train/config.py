@@ -36,9 +36,9 @@ class PretrainConfig:
     data: str = ""
     """Directory that `fastbert prepare` made, or its address on a file system that fsspec knows (s3://...)."""
     cache: str = ""
-    """Directory for shards that are fetched from elsewhere; by default $FASTBERT_CACHE or ~/.cache/fastbert."""
+    """Directory for downloaded shards, if --data is an address; by default $FASTBERT_CACHE or ~/.cache/fastbert."""
     cache_gb: float = 1000.0
-    """The most gigabytes of fetched shards to keep; beyond that, the least recently used is removed."""
+    """The most gigabytes of downloaded shards to keep; beyond that, the least recently used is removed."""
     verify_data: bool = True
     """Check every file of the data against its SHA-256 at the start, about a second per gigabyte; fetched shards are
     checked when they arrive."""
@@ -55,15 +55,15 @@ class PretrainConfig:
     token_budget: int = 4096
     """The most tokens in a micro-batch; there is no padding, so all of them are computed."""
     accumulate: int = 1
-    """Micro-batches in a step."""
+    """Micro-batches (batches whose gradients are added up) in a step."""
     steps: int | None = None
     """Optimiser steps."""
     epochs: float | None = None
     """Passes over the data, instead of --steps. If no option says how long to train: 40, as in the paper."""
     max_minutes: float | None = None
-    """Minutes of training. The schedule follows the clock if neither --steps nor --epochs is given; otherwise training
-    ends with whichever comes first, and the schedule moves ahead if that is the clock, after the first 5 % of the time.
-    A run that was ended by the clock cannot be repeated exactly; one that was fast enough can."""
+    """Minutes of training. Without --steps and --epochs the learning rate follows the clock. With one of them, training
+    ends with whichever comes first, and the learning rate falls earlier if that will be the clock. A run that the clock
+    ended cannot be repeated exactly; one that was fast enough can."""
     lr: float = 1e-4
     """Peak learning rate."""
     schedule: Literal["linear", "poly", "constant"] = "linear"
@@ -89,8 +89,8 @@ class PretrainConfig:
     """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 also scales the loss; fp8 is bf16 with
     8-bit products in the encoder's dense layers (GPUs from Ada and Hopper on)."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
-    """Batches of one fixed shape, padded up to token_budget, and each step one captured CUDA graph; auto = where that
-    is possible. On a CPU, on gives the batches without the graph."""
+    """Pad every batch to token_budget tokens and run each step as one captured CUDA graph; auto = if possible. On a
+    CPU, on pads the batches, without a graph."""
     deepspeed: str | None = None
     """Train under DeepSpeed with this JSON configuration (docs/distributed.md); "auto" values are filled in."""
     zero: int | None = None
@@ -121,7 +121,8 @@ class PretrainConfig:
     """If a checkpoint cannot be written, for example because the disk is full: stop = end the run; continue = report it
     and train on. The last checkpoint of a run always has to be written."""
     spike_sigma: float | None = None
-    """Skip a step whose loss is more than this many standard deviations above the mean of the last spike_window."""
+    """Skip a step whose loss is more than this many standard deviations above the mean of the last
+    spike_window losses."""
     spike_window: int = 100
     """How many losses a spike is compared with."""
     log_every: int = 10

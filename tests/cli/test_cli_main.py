@@ -36,7 +36,7 @@ def test_help_lists_every_command_and_is_quick():
     ("command", "sentence"),
     [
         ("finetune", "auto = on one GPU, if the head allows it; on = fail if it is not possible"),
-        ("pretrain", "every token from those before it. The model must be of that kind"),
+        ("pretrain", "every token from those before it. A BERT with new weights"),
     ],
 )
 def test_sentences_of_an_options_help_are_not_broken_where_the_source_is(command, sentence):
