@@ -1,4 +1,6 @@
-"""Where a training step's processor time goes, by operator: the step that `fastbert bench training` measures.
+"""Where the time of a training step goes, by operator: the step that `fastbert bench training` measures.
+
+The times are those of torch's profiler, of the clock and not of the processor: run it on an otherwise idle core.
 
 python benchmarks/profile_step.py --model 4x256 --threads 1
 """
