@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,13 @@ import torch
 
 # Token counts are a multiple of this: with fewer rows no kernel is faster.
 LEAST_TOKENS = 64
+
+# Held while work is launched on a side stream: torch has 32 streams and then hands them out again, so two owners may
+# have the same one, and what one launches while the other captures would only be written into the other's graph.
+_side_streams = threading.RLock()
+# Held during a capture and while a replay is launched: both set the state of the GPU's random generator, and in some
+# versions of torch a replay fails while another thread captures. Taken after the other lock.
+_generator = threading.Lock()
 
 
 def token_unit(tokens: int, least: int = LEAST_TOKENS) -> int:
@@ -55,24 +63,37 @@ class Replay:
             function()
             return
         if self._graph is None:
-            self._graph = self._captured(function)
-        self._graph.replay()
+            with _side_streams:
+                self._graph = self._captured(function)
+        with _generator:
+            self._graph.replay()
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with _nothing_collected(self._make_room):
+        with _generator, _nothing_collected(self._make_room):
             if self._make_room:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                     function()
             else:
-                with on_stream(self._stream):
-                    # Other threads may allocate memory meanwhile, which the default mode forbids.
-                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                # Not in inference mode, which up to torch 2.10 would spoil later captures: the first one of a process
+                # creates tensors for the state of the random generator, to which all captures and replays write.
+                with torch.inference_mode(False), torch.no_grad(), on_stream(self._stream):
+                    self._begin(graph)
                     try:
                         function()
                     finally:
                         graph.capture_end()
         return graph
+
+    def _begin(self, graph: torch.cuda.CUDAGraph) -> None:
+        # Other threads may allocate memory meanwhile, which the default mode forbids.
+        options = {"pool": self._pool, "capture_error_mode": "thread_local"}
+        try:
+            graph.capture_begin(**options)
+        except RuntimeError:
+            # Another library has created those tensors in inference mode: they can only be written in it.
+            with torch.inference_mode():
+                graph.capture_begin(**options)
 
 
 @contextmanager
@@ -93,7 +114,8 @@ def _nothing_collected(collect_before: bool) -> Iterator[None]:
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     """Runs a block on a side stream, which torch requires of a capture and of the passes before it."""
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream().wait_stream(stream)
+    with _side_streams:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)

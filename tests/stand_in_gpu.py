@@ -14,11 +14,13 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,18 +119,34 @@ if os.environ.get(ENVIRONMENT):
             assert _current == _RANK, "the wait is for another device"
         assert _capture is None, "the host waits for a stream that is captured"
 
+    _pools: dict[tuple, weakref.WeakSet] = {}  # the graphs of each memory pool
+    _handles = itertools.count(1)
+
     class CUDAGraph:
+        # The generator's state: up to torch 2.10 created with the first graph, written at each capture and replay.
+        _graphs, _state = weakref.WeakSet(), None
+
         def __init__(self, *_args, **_options) -> None:
             self.calls: list = []
 
         def replay(self) -> None:
+            assert _capture is None, "a replay while a graph is captured"
+            CUDAGraph._state.fill_(0)
             for call in self.calls:
                 call()
 
-        def capture_begin(self, **_options) -> None:
+        def capture_begin(self, pool=None, **_options) -> None:
             global _capture
             assert _capture is None, "two captures at a time"
             assert _current == _RANK, "a stream of another device is captured"
+            if not CUDAGraph._graphs:
+                CUDAGraph._state = torch.empty(1, device="cpu")
+            CUDAGraph._graphs.add(self)
+            CUDAGraph._state.fill_(0)
+            if pool is not None:
+                graphs = _pools.setdefault(pool, weakref.WeakSet([self]))
+                assert graphs, "a memory pool is used again that has no graph any more"
+                graphs.add(self)
             _capture = Recorder()
             _library.stand_in_gpu_capture(1)
             _capture.__enter__()
@@ -184,8 +202,8 @@ if os.environ.get(ENVIRONMENT):
                 ctypes.memmove(place, data, len(data))
 
     @contextlib.contextmanager
-    def graph(held: CUDAGraph, **_options):
-        held.capture_begin()
+    def graph(held: CUDAGraph, **options):
+        held.capture_begin(pool=options.get("pool"))
         try:
             yield
         finally:
@@ -196,7 +214,6 @@ if os.environ.get(ENVIRONMENT):
         "device_count": _COUNT,
         "get_device_properties": _PROPERTIES,
         "mem_get_info": (79 << 30, 80 << 30),
-        "graph_pool_handle": (0, 0),
         **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), True),
         **dict.fromkeys(
             ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 1 << 20
@@ -209,6 +226,7 @@ if os.environ.get(ENVIRONMENT):
     torch.cuda.current_device = torch._C._cuda_getDevice = lambda: _current
     torch.cuda.current_stream = torch.cuda.default_stream = _stream_of
     torch.cuda.stream = lambda _stream: contextlib.nullcontext()
+    torch.cuda.graph_pool_handle = lambda: (0, next(_handles))
     torch.cuda.is_current_stream_capturing = lambda: _capture is not None
     torch.cuda.synchronize, torch.cuda.graph, torch.cuda.CUDAGraph = synchronize, graph, CUDAGraph
     torch.cuda.Stream, torch.cuda.Event, torch.cuda.device = Stream, Event, Device

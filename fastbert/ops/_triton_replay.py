@@ -37,15 +37,19 @@ class _Shape:
         x, out: (T, H).
         sequences: B.
         max_seqlen: the length of the longest sequence that may occur.
-        replay: the graph of its pass.
+
+    Attributes:
+        replay: the graph of its pass, or None until it is captured.
+        passes: how many passes there were.
     """
 
-    def __init__(self, x: Tensor, out: Tensor, sequences: int, max_seqlen: int, replay: Replay) -> None:
-        self._x, self._out, self._max_seqlen, self._replay = x, out, max_seqlen, replay
+    def __init__(self, x: Tensor, out: Tensor, sequences: int, max_seqlen: int) -> None:
+        self._x, self._out, self._max_seqlen = x, out, max_seqlen
+        self.replay: Replay | None = None
         with torch.inference_mode(False):  # later passes may be outside of inference mode
             self._bounds = torch.zeros(sequences + 1, dtype=torch.int32, device=x.device)
             self._added = torch.arange(1, sequences + 2, dtype=torch.int32, device=x.device) * max_seqlen
-        self._passes = 0
+        self.passes = 0
 
     def run(self, x: Tensor, cu_seqlens: Tensor, compute: Compute, stream: torch.cuda.Stream | None) -> Tensor:
         """One pass of a batch that has at most this shape."""
@@ -58,9 +62,11 @@ class _Shape:
         def kernels() -> None:
             self._out.copy_(compute(self._x, self._bounds, self._max_seqlen))
 
-        self._passes += 1
-        if stream is None or self._passes >= CAPTURED_PASS:
-            self._replay(kernels)
+        self.passes += 1
+        if self.replay is not None:
+            self.replay(kernels)
+        elif stream is None:
+            kernels()
         else:
             with on_stream(stream):
                 kernels()
@@ -78,7 +84,6 @@ class _Stream:
             self._x = torch.zeros(rows, hidden, dtype=x.dtype, device=x.device)
             self._out = torch.empty_like(self._x)
         self._side = torch.cuda.Stream(x.device) if x.is_cuda else None
-        self._pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
         self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
 
     def run(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, about: Hashable, compute: Compute) -> Tensor:
@@ -90,10 +95,15 @@ class _Stream:
         if key not in self._shapes:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.popitem(last=False)
-            replay = Replay(self._side, self._pool, make_room=False)
-            self._shapes[key] = _Shape(self._x[:tokens], self._out[:tokens], sequences, longest, replay)
+            self._shapes[key] = _Shape(self._x[:tokens], self._out[:tokens], sequences, longest)
         self._shapes.move_to_end(key)
-        return self._shapes[key].run(x, cu_seqlens, compute, self._side)
+        shape = self._shapes[key]
+        if self._side is not None and shape.replay is None and shape.passes >= CAPTURED_PASS - 1:
+            # Torch refuses a pool of which all graphs were removed.
+            if all(other.replay is None for other in self._shapes.values()):
+                self._pool = torch.cuda.graph_pool_handle()
+            shape.replay = Replay(self._side, self._pool, make_room=False)
+        return shape.run(x, cu_seqlens, compute, self._side)
 
 
 class EncoderReplays:
@@ -144,6 +154,8 @@ def _is_worth_it(x: Tensor, cu_seqlens: Tensor) -> bool:
 def _product_settings() -> tuple:
     """Torch's settings that choose a product's kernel."""
     matmul = torch.backends.cuda.matmul
+    in_fp16 = getattr(matmul, "allow_fp16_accumulation", False)  # from torch 2.7 on
     # From torch 2.9 on, allow_tf32 cannot be read once fp32_precision was set.
     precision = matmul.fp32_precision if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
-    return precision, matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    reduced = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    return precision, in_fp16, *reduced

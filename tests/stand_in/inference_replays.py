@@ -1,4 +1,5 @@
-"""python inference_replays.py: inference passes of two shapes, captured and replayed, and the model changed between."""
+"""python inference_replays.py: inference passes of two shapes, captured and replayed, and the model changed between;
+the first graphs in inference mode, and shapes of which one graph is kept."""
 
 from __future__ import annotations
 
@@ -14,6 +15,24 @@ _triton_replay.LEAST_TOKENS, _triton_replay.CAPTURED_PASS = 8, 2
 replays, replay = [], torch.cuda.CUDAGraph.replay
 torch.cuda.CUDAGraph.replay = lambda captured: (replays.append(captured), replay(captured))
 with ops.backend("triton"):
+    # A first capture in inference mode, from which a later one and replays outside of it may not suffer.
+    bert = test_triton_replay.model()
+    with torch.inference_mode():
+        for _ in range(2):
+            test_triton_replay.states(bert, 7)
+    for _ in range(2):
+        test_triton_replay.states(bert, 7)
+        test_triton_replay.states(bert, 5, 4)
+    assert len(replays) == 1 + 2 + 1
+    # The second shape takes the place of the first, and of the only graph.
+    _triton_replay.MOST_SHAPES, bert = 1, test_triton_replay.model()
+    for lengths in ((7,), (5, 4)):
+        replays.clear()  # which holds the graphs
+        for _ in range(2):
+            test_triton_replay.states(bert, *lengths)
+        assert len(replays) == 1
+    _triton_replay.MOST_SHAPES = 64
+    replays.clear()
     bert = test_triton_replay.model()
     for change in ("none", "in place", "epsilon", "elsewhere"):
         with torch.no_grad():

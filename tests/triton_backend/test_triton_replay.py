@@ -191,4 +191,4 @@ if not INTERPRETING:
         for _ in range(_triton_replay.CAPTURED_PASS + 2):
             close(states(bert, 5, 9), states(bert, 5, 9, graphs=False))
         (stream,) = streams(bert)
-        assert [shape._replay.is_captured for shape in stream._shapes.values()] == [True]
+        assert [shape.replay.is_captured for shape in stream._shapes.values()] == [True]
