@@ -116,9 +116,12 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
             continue
         if tensor.dtype not in DTYPES:
             return f"the Triton kernels take float16, bfloat16 and float32, got {dtype_name(tensor.dtype)}"
-        elsewhere = why_not_device(tensor)
-        if elsewhere is not None:
-            return elsewhere
+        if tensor is x or tensor.device != x.device:
+            elsewhere = why_not_device(tensor)
+            if elsewhere is not None:
+                return elsewhere
+        if tensor.device != x.device:  # to a kernel, an address on another GPU is an address like any other
+            return f"the Triton kernels take tensors on one device, got {x.device} and {tensor.device}"
     for tensor in others:  # a loop: torch 2.6's compiler cannot trace next() with a default
         if tensor is not None and tensor.dtype != x.dtype:
             return f"the Triton kernels take one dtype, got {x.dtype} and {tensor.dtype}"

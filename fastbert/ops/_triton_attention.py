@@ -9,10 +9,16 @@ from ..rng import Dropout
 from . import _dispatch, _triton
 
 
+def _readable(x: Tensor) -> Tensor:
+    """x (T, nheads, head_dim) as the kernels can read it: with contiguous rows, and with heads so close that the number
+    of a head times their stride has 32 bits."""
+    return _triton.whole_rows(x) if (x.shape[1] - 1) * x.stride(1) < 2**31 else x.contiguous()
+
+
 def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale):
     from ..triton_kernels import attention
 
-    q, k, v = map(_triton.whole_rows, (q, k, v))
+    q, k, v = map(_readable, (q, k, v))
     return attention.attention_forward(
         q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale
     )
@@ -25,7 +31,7 @@ def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, s
 def _backward(dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale):
     from ..triton_kernels import attention_backward
 
-    dout, q, k, v = map(_triton.whole_rows, (dout, q, k, v))
+    dout, q, k, v = map(_readable, (dout, q, k, v))
     return attention_backward.attention_backward(
         dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale
     )

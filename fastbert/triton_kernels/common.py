@@ -70,7 +70,8 @@ class kernel:  # lower case, since it is used as a decorator
             compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
             return
         compiled = self.jitted[grid](*arguments, **options)
-        if key is not None and compiled is not None:  # the interpreter compiles nothing
+        # The interpreter compiles nothing, and while Triton compiles in the background there is nothing to start yet.
+        if key is not None and hasattr(type(compiled), "__getitem__"):
             if len(self._compiled) >= _MOST_COMPILED:
                 self._compiled.clear()
             self._compiled[key] = compiled, [options[name] for name in self._constants]

@@ -224,6 +224,29 @@ def test_a_compiled_kernel_is_found_by_all_that_decides_which_it_is():
         assert key(0, {3: wide}, {}) is key(0, {5: wide}, {}) is None, "such a number is of 64 bits to the kernel"
 
 
+def test_a_kernel_that_is_not_compiled_yet_is_launched_by_triton():
+    """While Triton compiles in the background, its launch returns what cannot be started itself."""
+    from triton import language as tl
+
+    from fastbert.triton_kernels.common import kernel
+
+    class Future:
+        def __getattr__(self, name):
+            return lambda *_arguments: None
+
+    def function(x_ptr, BLOCK: tl.constexpr): ...
+
+    class Jitted:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launches.append(grid) or Future()
+
+    one, x, launches = kernel(function), torch.zeros(1), []
+    one.jitted = Jitted()
+    for _ in range(2):
+        one[(1,)](x, BLOCK=16)
+    assert launches == [(1,)] * 2
+
+
 def test_sums_over_rows_in_several_blocks():
     from fastbert.triton_kernels import layer_norm as kernels
 
@@ -640,6 +663,22 @@ def test_attention_of_any_strides(dtype):
         found.append([out, *torch.autograd.grad(out, leaves, dout)])
     for ours, expected in zip(*found, strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_heads_that_lie_far_apart_are_brought_together(monkeypatch):
+    """The kernels multiply a head's number by the heads' stride in 32 bits, as in a (heads, T, d) tensor of 2^31."""
+    from fastbert.ops import _triton_attention
+    from fastbert.triton_kernels import attention, attention_backward
+
+    given = []
+    monkeypatch.setattr(attention, "attention_forward", lambda *arguments: given.append(arguments[:3]))
+    monkeypatch.setattr(attention_backward, "attention_backward", lambda *arguments: given.append(arguments[:4]))
+    for heads, stride in ((3, 16), (3, 2**30), (2, 2**30), (1, 2**40)):
+        x = torch.empty_strided((4, heads, 16), (16 * heads, stride, 1), device="meta")
+        _triton_attention._forward(x, x, x, *(None,) * 8)
+        _triton_attention._backward(x, x, x, x, *(None,) * 10)
+        expected = 16 if (heads, stride) == (3, 2**30) else stride
+        assert [y.stride(1) for y in (*given.pop(), *given.pop())] == [expected] * 7
 
 
 def test_bfloat16():

@@ -52,6 +52,15 @@ def test_no_headers(installed, monkeypatch):
     assert "Python.h (install python3-dev)" in _triton._reason_of_installation()
 
 
+def test_tensors_on_two_gpus(monkeypatch):
+    """An address on another GPU is an address like any other: reading it breaks the process's context."""
+    monkeypatch.setattr(_triton, "why_not_device", lambda x: None)
+    x, y = (SimpleNamespace(device=torch.device("cuda", number), dtype=torch.float32) for number in range(2))
+    assert _triton.why_not(x, None, x, parameters=(x,)) is None
+    for reason in (_triton.why_not(x, parameters=(x, y)), _triton.why_not(x, y)):
+        assert reason == "the Triton kernels take tensors on one device, got cuda:0 and cuda:1"
+
+
 def test_a_gpu_with_too_little_shared_memory(monkeypatch):
     found = {"T4": SimpleNamespace(name="T4", major=7, minor=5), "H100": SimpleNamespace(name="H100", major=9, minor=0)}
     monkeypatch.setattr(torch.cuda, "get_device_properties", found.get)
