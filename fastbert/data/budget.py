@@ -90,9 +90,10 @@ def fill_up(batch: PackedBatch, shape: BatchShape, pad_id: int) -> StaticBatch:
             f"a batch of shape {shape} was expected to hold {tokens} tokens, {sequences} sequences and {labels} "
             "predictions"
         )
-    bounds = torch.full((shape.sequences + 1,), shape.tokens, dtype=torch.int32)
+    where = batch.input_ids.device  # not torch's default device
+    bounds = torch.full((shape.sequences + 1,), shape.tokens, dtype=torch.int32, device=where)
     bounds[: sequences + 1] = batch.cu_seqlens
-    steps = torch.arange(1, added + 1, dtype=torch.int32) * shape.max_seqlen
+    steps = torch.arange(1, added + 1, dtype=torch.int32, device=where) * shape.max_seqlen
     bounds[sequences + 1 : sequences + 1 + added] = (tokens + steps).clamp(max=shape.tokens)
     nsp, predictions = batch.nsp_labels, {}
     if batch.mlm_labels is not None:
@@ -109,7 +110,7 @@ def fill_up(batch: PackedBatch, shape: BatchShape, pad_id: int) -> StaticBatch:
         | {
             "input_ids": _extend(batch.input_ids, pads, pad_id),
             "token_type_ids": _extend(batch.token_type_ids, pads, 0),
-            "position_ids": torch.cat([batch.position_ids, torch.arange(pads) % shape.max_seqlen]),
+            "position_ids": torch.cat([batch.position_ids, torch.arange(pads, device=where) % shape.max_seqlen]),
             "cu_seqlens": bounds,
             "max_seqlen": shape.max_seqlen,
             **predictions,

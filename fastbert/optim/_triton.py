@@ -66,11 +66,17 @@ _NOT_CONTIGUOUS = "the Triton kernels take contiguous parameters and states, got
 
 
 def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
-    host = torch.tensor(rows, dtype=dtype)
+    host = torch.tensor(rows, dtype=dtype, device="cpu")  # whatever torch's default device is
     if device.type != "cuda":
         return host
     # Copying from pinned memory does not wait for the device; the allocator keeps the memory until it is done.
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def _refuse_capture(what: str, device: torch.device) -> None:
+    """Replays would read tables of addresses from memory that was freed after the capture."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise BackendError(f"{what} cannot be captured in a CUDA graph: expected fastbert.optim.device_step")
 
 
 def _aligned(places: list[tuple[int, ...]]) -> bool:
@@ -81,6 +87,7 @@ def _aligned(places: list[tuple[int, ...]]) -> bool:
 def grad_norm(tensors: list[Tensor]) -> Tensor:
     from ..triton_kernels import optimizer as kernels
 
+    _refuse_capture("the norm of gradients", tensors[0].device)
     tensors = sorted((t.contiguous() for t in tensors), key=lambda t: str(t.dtype))
     places = [(0, t.data_ptr(), 0, 0, 0, t.numel(), 0) for t in tensors]
     kinds = tuple((t.dtype, t.dtype) for t in tensors)
@@ -112,6 +119,7 @@ def run(name: str, batches: list[Batch], scale: Tensor | float, update: Callable
     from ..triton_kernels import optimizer as kernels
 
     device = batches[0].params[0].device
+    _refuse_capture("optimizer.step", device)
     gradients, entries = [], []  # copies of gradients must live until the kernels are launched
     for batch in batches:
         gradients.append([gradient.contiguous() for gradient in batch.gradients])
@@ -155,7 +163,7 @@ class _Prepared:
     one more. They have a row for every parameter of the optimiser, with or without a gradient.
     """
 
-    def __init__(self, kind: str, rows: Rows, numbers: dict[int, tuple[float, ...]]) -> None:
+    def __init__(self, kind: str, rows: Rows, numbers: dict[int, tuple[float, ...]], before: _Prepared | None) -> None:
         self.row_of = {id(p): i for i, p in enumerate(rows.params)}
         self.numbers = numbers
         logs = [[math.log2(b) if b else -1e9 for b in group["betas"]] for group in rows.groups]
@@ -169,13 +177,17 @@ class _Prepared:
         self._places: list[tuple[int, ...]] | None = None
         self._table: Tensor | None = None
         self._spare: tuple[Tensor, Tensor] | None = None
-        self._captured: list = []  # kept for the replays of a graph
+        # Kept for the replays of graphs; those of other rates too.
+        self._captured: list = []
+        self.replaced: list[_Prepared] = []
+        if before is not None:
+            self.replaced = before.replaced + ([before] if before._captured else [])
 
     def places(self, places: list[tuple[int, ...]], device: torch.device) -> Tensor:
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if device.type == "cuda" and not capturing and self._spare is None:
             shape = (len(places), len(places[0]))
-            pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+            pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True, device="cpu")
             self._spare = pinned, torch.empty(shape, dtype=torch.int64, device=device)
         if places != self._places or self._table is None:
             if not capturing:
@@ -185,7 +197,7 @@ class _Prepared:
             else:
                 pinned, self._table = self._spare
                 self._spare = None
-                pinned.copy_(torch.tensor(places, dtype=torch.int64))
+                pinned.copy_(torch.tensor(places, dtype=torch.int64, device="cpu"))
                 self._table.copy_(pinned, non_blocking=True)
                 self._captured.append(pinned)
             self._places = places
@@ -216,7 +228,7 @@ def step_on_device(
     numbers = {address: rates(kind, group, 1)[1:] for address, group in rows.by_address.items()}
     prepared = rows.prepared.get("triton")
     if prepared is None or prepared.numbers != numbers:
-        prepared = rows.prepared["triton"] = _Prepared(kind, rows, numbers)
+        prepared = rows.prepared["triton"] = _Prepared(kind, rows, numbers, prepared)
     # A parameter without a gradient has no elements here, and its step is not counted.
     places = [(0,) * 7] * len(rows.params)
     kinds = _kinds(rows.params, rows.params)

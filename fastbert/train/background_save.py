@@ -55,7 +55,7 @@ class BackgroundSave:
         value = value.detach()
         held = self._copies.get(name)
         if held is None or held.shape != value.shape or held.dtype != value.dtype:
-            held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda, device="cpu")
         return held.copy_(value, non_blocking=True)
 
     def _work(self, directory: Path, step: int, tensors: dict[str, Tensor], state: dict, **options) -> None:

@@ -23,7 +23,7 @@ class RandomPlace:
         """Copies the engine's seed and offset to the device if the offset is not the one after the last `passed`: at
         the start, and after a checkpoint was loaded or a step was made without this object."""
         if self._known_for != engine.micro_step:
-            self._place.copy_(torch.tensor([_signed(engine.seed), engine.micro_step]))
+            self._place.copy_(torch.tensor([_signed(engine.seed), engine.micro_step], device="cpu"))
             self._known_for = engine.micro_step
 
     def key(self, engine: LocalEngine) -> rng.DropoutKey:

@@ -150,7 +150,7 @@ class StaticStep:
         shares = [batch.num_labels / labels, batch.num_pairs / pairs, batch.num_labels, batch.num_pairs]
         for target, source in (
             *((getattr(self._batch, name), getattr(batch, name)) for name in _tensors(self._batch)),
-            (self._shares, torch.tensor(shares, dtype=torch.float64)),
+            (self._shares, torch.tensor(shares, dtype=torch.float64, device="cpu")),
         ):
             target.copy_(source.pin_memory() if self._captures else source, non_blocking=True)
 

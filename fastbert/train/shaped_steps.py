@@ -179,7 +179,7 @@ class ShapedSteps:
         given = [filled.input_ids, filled.token_type_ids, filled.position_ids, filled.cu_seqlens]
         for name, x in tensors.items():
             given.append(torch.cat([x, x.new_full((sizes[name] - len(x),), _FILLINGS[name])]))
-        given.append(torch.tensor(batch.num_sequences // choices))
+        given.append(torch.tensor(batch.num_sequences // choices, device="cpu"))
         key = (shape, choices, *sorted(per_token.items()))
         if key not in self._places:
             moved = [torch.empty_like(x, device=self.engine.device) for x in given]

@@ -195,11 +195,11 @@ class Tables:
 @lru_cache(maxsize=32)
 def _layout(kinds: tuple, sizes: tuple[int, ...], device: torch.device):
     """chunks (chunks, 2), bounds (tensors + 1), both on the device; number of chunks; [(kind, first chunk, chunks)]."""
-    counts = torch.tensor([cdiv(size, CHUNK.value) for size in sizes], dtype=torch.int64)
-    bounds = torch.zeros(len(sizes) + 1, dtype=torch.int64)
+    counts = torch.tensor([cdiv(size, CHUNK.value) for size in sizes], dtype=torch.int64, device="cpu")
+    bounds = torch.zeros(len(sizes) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(counts, 0, out=bounds[1:])
-    owners = torch.repeat_interleave(torch.arange(len(sizes)), counts)
-    chunks = torch.stack([owners, torch.arange(len(owners)) - bounds[owners]], 1).to(torch.int32)
+    owners = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), counts)
+    chunks = torch.stack([owners, torch.arange(len(owners), device="cpu") - bounds[owners]], 1).to(torch.int32)
     runs = []
     for kind, first, last in zip(kinds, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         if runs and runs[-1][0] == kind:

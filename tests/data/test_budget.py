@@ -131,7 +131,8 @@ def test_what_does_not_fit(data):
 
 def test_pads_are_sequences_of_their_own():
     batch = PackedBatch.from_sequences([[1, 2, 3]], [[0, 1, 1]], nsp_labels=torch.tensor([1]))
-    filled = fill_up(batch, BatchShape(10, 5, 0, 4), 7)
+    with torch.device("meta"):  # torch's default is not the batch's device
+        filled = fill_up(batch, BatchShape(10, 5, 0, 4), 7)
     assert filled.input_ids.tolist() == [1, 2, 3, *[7] * 7]
     assert filled.token_type_ids.tolist() == [0, 1, 1, *[0] * 7]
     assert filled.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]

@@ -1,4 +1,5 @@
-"""python other_device.py: a device that is not the current one, as a library's caller may have it."""
+"""python other_device.py: a device that is not the current one, as a library's caller may have it, or that is torch's
+default."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def kernels() -> None:
     """A kernel forward, two backward, and those of an update."""
     x = torch.nn.Parameter(torch.ones(2, 8, device="cuda:1"))
     ops.gelu(x, x[0]).sum().backward()
-    optim.AdamW([x]).step()
+    optimizer = optim.AdamW([x])
+    optimizer.step()
+    optim.device_step(optimizer, torch.ones(1, device="cuda:1"))
     assert not x.detach().isnan().any()
 
 
@@ -42,7 +45,9 @@ def captured() -> None:
         set_rate=lambda _: None,
     )  # fmt: skip
     step = Step(engine, test_triton_step.SHAPE)
-    for batch in test_triton_step.batches(3):
+    with torch.device("cpu"):
+        batches = list(test_triton_step.batches(3))
+    for batch in batches:
         step.run([batch], 1e-3)
     assert step.take_sums().tolist() == [3.0] * 5
 
@@ -73,6 +78,10 @@ def main() -> None:
         bounds()
         with StepTimer(torch.device("cuda", 1)).part("forward"):
             pass
+        with torch.device("cuda:1"), ops.backend("triton"):  # torch's default, also for what is meant for the host
+            kernels()
+            captured()
+            saved()
     print("done")
 
 

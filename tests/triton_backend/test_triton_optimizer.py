@@ -364,6 +364,22 @@ def test_what_a_captured_step_reads_outlives_other_optimisers():
     assert all(t() is not None for t in read)
 
 
+def test_what_a_captured_step_reads_outlives_a_change_of_rates():
+    p = torch.nn.Parameter(torch.ones(7, device=DEVICE))
+    p.grad = torch.ones_like(p)
+    optimizer, lr = AdamW([p]), torch.full((1,), 0.1, device=DEVICE)
+    device_step(optimizer, lr)
+    prepared = optimizer.rows.prepared["triton"]
+    prepared._captured.append(prepared._table)  # as in a capture
+    captured = weakref.ref(prepared)
+    del prepared
+    for decay in (0.2, 0.3):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        device_step(optimizer, lr)
+    assert captured() is not None
+    assert len(optimizer.rows.prepared["triton"].replaced) == 1, "tables that no graph reads are kept"
+
+
 def test_rates_must_be_numbers_on_the_device():
     p = torch.nn.Parameter(torch.ones(7, device=DEVICE))
     p.grad = torch.ones_like(p)
@@ -408,6 +424,16 @@ class Other(torch.Tensor):
 
 
 if not INTERPRETING:
+
+    @pytest.mark.parametrize("what", ["optimizer.step", "the norm of gradients"])
+    def test_what_cannot_be_captured(what):
+        p = torch.nn.Parameter(torch.ones(7, device=DEVICE))
+        p.grad = torch.ones_like(p)
+        optimizer = AdamW([p])
+        optimizer.step()
+        call = optimizer.step if what == "optimizer.step" else lambda: global_norm([p.grad])
+        with pytest.raises(BackendError, match=f"{what} cannot be captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            call()
 
     @pytest.mark.parametrize("make", MAKES)
     def test_a_captured_step_replays(make):
