@@ -130,7 +130,8 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
 
 @cache
 def _state(seed: int, offset: int, device: torch.device) -> Tensor:
-    return torch.tensor([seed, offset], dtype=torch.int64).to(device, non_blocking=True)
+    with torch.inference_mode(False):  # a pass that autograd records may have the same seed later
+        return torch.tensor([seed, offset], dtype=torch.int64).to(device, non_blocking=True)
 
 
 # How a schema carries a `Dropout`: rng (2,) int64 on the device holds seed and offset; None for no dropout.

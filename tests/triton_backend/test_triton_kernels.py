@@ -309,6 +309,14 @@ def test_dropout_has_the_bits_of_the_reference(shape):
         assert torch.equal(leaf.grad, reference.dropout(dout, dropout))
 
 
+def test_a_pass_in_inference_mode_leaves_nothing_that_autograd_cannot_keep():
+    """Seeded alike, the next pass finds the same seed in the device's memory."""
+    x, dropout = torch.randn(3, 8, device=DEVICE), Dropout(0.5, seed=12, offset=0, site=1)
+    with torch.inference_mode():
+        expected = ops.dropout(x, dropout)
+    assert torch.equal(ops.dropout(x.requires_grad_(), dropout), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(5, 13), (3, 3000), (1, 2)])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
