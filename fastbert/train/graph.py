@@ -31,17 +31,25 @@ from .engine import LocalEngine
 _WARM_UP = 3
 
 
-def why_not(device: torch.device) -> str | None:
-    """None if a step can be captured on this device, otherwise the reason, in words."""
+def why_not(engine: LocalEngine) -> str | None:
+    """None if the engine's device can capture steps of its model, otherwise the reason, in words."""
+    device = engine.device
     if device.type != "cuda":
         return f"CUDA graphs need a CUDA device, got {device}"
-    x = torch.empty(1, 8, device=device)
+    head_dim = getattr(getattr(engine.model, "config", None), "head_dim", 64)  # an ELMo has no heads
+    x, q = torch.empty(1, 8, device=device), torch.empty(1, 1, head_dim, device=device)
+    bounds = torch.zeros(2, dtype=torch.int32, device=device)
     try:
-        serving = _dispatch.choose("dropout", x, rng.Dropout(0.5, 0, 0, 0)).backend
+        of_dropout = _dispatch.choose("dropout", x, rng.Dropout(0.5, 0, 0, 0)).backend
+        of_attention = _dispatch.choose("attention", q, q, q, bounds, 1).backend
     except BackendError as error:
         return str(error)
-    # Only the Triton kernels read the seed and offset of dropout from device memory.
-    return None if serving == "triton" else f"dropout of backend {serving} would drop the same elements in all replays"
+    # Only the Triton kernels read the seed and offset of dropout, and the bounds of sequences, from device memory.
+    if of_dropout != "triton":
+        return f"dropout of backend {of_dropout} would drop the same elements in all replays"
+    if of_attention != "triton":
+        return f"attention of backend {of_attention} (heads of {head_dim}) reads the lengths of sequences on the host"
+    return None
 
 
 def wanted_in(config: PretrainConfig, engine: LocalEngine) -> bool:
@@ -54,7 +62,7 @@ def wanted_in(config: PretrainConfig, engine: LocalEngine) -> bool:
         return False
     reason = _option_in_the_way(config, engine)
     if reason is None and engine.device.type == "cuda":
-        reason = why_not(engine.device)
+        reason = why_not(engine)
     if config.cuda_graph == "auto":
         return reason is None and engine.device.type == "cuda"
     if reason is not None:

@@ -39,7 +39,7 @@ def why_not(engine: LocalEngine) -> str | None:
         return "steps of several processes are not captured"
     if not getattr(engine.model, "fixed_shapes", True) or getattr(engine.model, "bilstm", None) is not None:
         return f"the layers of this {type(engine.model).__name__} read the lengths of sequences on the host"
-    return graph.why_not(engine.device) if engine.device.type == "cuda" else None
+    return graph.why_not(engine) if engine.device.type == "cuda" else None
 
 
 def shape_of(batch: PackedBatch, sequences: int, longest: int) -> BatchShape:

@@ -187,16 +187,22 @@ def test_where_a_graph_can_be_had(recipe, tiny_model, monkeypatch):
     for options in ({"spike_sigma": 6.0}, {"activation_checkpointing": True}):
         with pytest.raises(InputError, match=f"cuda_graph: on is not possible: {next(iter(options))}"):
             graph.wanted_in(recipe(cuda_graph="on", **options), engine)
-    assert "need a CUDA device" in graph.why_not(engine.device)
+    assert "need a CUDA device" in graph.why_not(engine)
     engine.device = torch.device("cuda")
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", lambda *_, **__: None)  # there is no such device
+        for name in ("empty", "zeros"):
+            patch.setattr(torch, name, lambda *_, **__: None)  # there is no such device
         for serving, expected in (
-            ("triton", None),
-            ("reference", "dropout of backend reference would drop the same elements"),
+            ({"dropout": "triton", "attention": "triton"}, None),
+            ({"dropout": "reference"}, "dropout of backend reference would drop the same elements"),
+            (
+                {"dropout": "triton", "attention": "reference"},
+                "attention of backend reference (heads of 16) reads",
+            ),
         ):
-            patch.setattr(graph._dispatch, "choose", lambda *_, serving=serving: SimpleNamespace(backend=serving))
-            assert (reason := graph.why_not(engine.device)) is expected or expected in reason
+            choose = lambda op, *_, serving=serving: SimpleNamespace(backend=serving.get(op))  # noqa: E731
+            patch.setattr(graph._dispatch, "choose", choose)
+            assert (reason := graph.why_not(engine)) is expected or expected in reason
     monkeypatch.setattr(graph, "why_not", lambda device: None)
     assert graph.wanted_in(recipe(), engine)
     monkeypatch.setattr(engine, "__class__", type("OfSeveral", (LocalEngine,), {}))
