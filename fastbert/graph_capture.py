@@ -17,7 +17,7 @@ LEAST_TOKENS = 64
 _side_streams = threading.RLock()
 # Held during a capture and while a replay is launched: both set the state of the GPU's random generator, and in some
 # versions of torch a replay fails while another thread captures. Taken after the other lock.
-_generator = threading.Lock()
+_generator = threading.RLock()
 
 
 def token_unit(tokens: int, least: int = LEAST_TOKENS) -> int:
