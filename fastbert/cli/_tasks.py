@@ -182,7 +182,7 @@ class Trained:
         self._tokenizer = load_tokenizer(self._directory)
         self._model = load_trained(self.task.model, self._directory, f"; {self._first}", self._precision)
         self.task.adopt(self._model.config)
-        check_fit(self._tokenizer, self._model.config, self._max_seqlen)
+        check_fit(self.task, self._tokenizer, self._model.config, self._max_seqlen)
 
     def predict(self, rows: Sequence[Row], advance: Callable[..., None], whole: bool) -> tuple[list, float | None]:
         """The predictions for rows, and the mean loss.

@@ -83,7 +83,7 @@ def _check_model(args: Finetune, task: Task, directory: Path) -> None:
     from ..tasks.fits import check_model
 
     config = read_config(directory)
-    check_fit(load_tokenizer(directory), config, args.max_seqlen)
+    check_fit(task, load_tokenizer(directory), config, args.max_seqlen)
     for name in (*LAYERS, None) if args.features == "all" else (args.features,):
         if isinstance(task, FeatureTask):
             task.features = name

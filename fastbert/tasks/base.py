@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.special_tokens import names_of
+from ..data.special_tokens import has_types, names_of
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows, called
 from .config import TaskOptions
@@ -86,6 +86,7 @@ class Task(abc.ABC):
         bad_rows: what to do with rows that `read` cannot use.
         predicting: whether rows are read to be predicted. If so, a label that the task does not have counts as no label
             instead of making a bad row, and the ids of a file that has them must differ.
+        pairs: whether the model reads two texts at a time.
         streams: whether the prediction for a row does not depend on other rows. Then rows are taken from `rows`, and
             predicted a few at a time.
         label_place: where a file has its labels, in words for messages.
@@ -99,6 +100,7 @@ class Task(abc.ABC):
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
     predicting: bool = False
+    pairs: bool = False
     streams: bool = False
     label_place: str = "labels in every row"
     label_columns: LabelColumns | None = None
@@ -322,8 +324,8 @@ def _without_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) ->
     return f"{called(path)}: expected labels in the column {column}, got none in all rows"
 
 
-def check_fit(tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> None:
-    """Raises InputError if a tokenizer, or a maximum length in tokens, does not fit a model."""
+def check_fit(task: Task, tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> None:
+    """Raises InputError if a task, a tokenizer, or a maximum length in tokens, does not fit a model."""
     most = config.max_position_embeddings
     if max_seqlen < 3 or (most is not None and max_seqlen > most):
         bound = "at least 3" if most is None else f"between 3 and the model's max_position_embeddings, {most}"
@@ -336,6 +338,12 @@ def check_fit(tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> Non
         raise InputError(
             f"the tokenizer's ids go up to {largest}, but the model's vocab_size is {config.vocab_size}: "
             "they do not belong together"
+        )
+    types = getattr(config, "type_vocab_size", None)
+    if task.pairs and types == 1 and has_types(tokenizer):
+        raise InputError(
+            f"task {task.name}: expected a model for pairs of texts, with a type_vocab_size of 2 or more in its "
+            f"config.json, got {types}"
         )
 
 

@@ -56,6 +56,7 @@ class Squad(Task):
     """
 
     submission = "predictions.json"
+    pairs = True
     streams = True
     label_place = "the key 'answers' in every question"
     has_impossible = False

@@ -63,6 +63,7 @@ class SWAG(Task):
     name = "swag"
     metrics = ("accuracy",)
     submission = "swag_predictions.csv"
+    pairs = True
     streams = True
     label_place = "labels as the last of CODAH's columns"
 

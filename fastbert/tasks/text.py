@@ -88,6 +88,10 @@ class TextTask(FeatureTask):
             self.bare_columns, self.extra_columns = (), False  # these describe the task's own files
 
     @property
+    def pairs(self) -> bool:
+        return len(self.text_columns) > 1
+
+    @property
     def texts_named(self) -> bool:
         """Whether the user has named the text columns, so that no others are looked for."""
         return self.text_columns != type(self).text_columns
@@ -216,7 +220,7 @@ class TextTask(FeatureTask):
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         if self.transform is not None:
             return self._transformed(rows, tokenizer, max_seqlen)
-        if self.features is not None and len(self.text_columns) > 1 and not has_types(tokenizer):
+        if self.features is not None and self.pairs and not has_types(tokenizer):
             raise InputError(
                 f"task {self.name}: features of pairs are told apart by token types, expected a tokenizer that has "
                 "them, got one whose class, model_input_names or template leave token_type_ids out"
@@ -263,8 +267,7 @@ class TextTask(FeatureTask):
         if self.features is not None:
             from .feature_classifier import FeatureClassifier
 
-            pairs = len(self.text_columns) > 1
-            return self.load_head(FeatureClassifier, directory, feature_pairs=pairs, **self.head())
+            return self.load_head(FeatureClassifier, directory, feature_pairs=self.pairs, **self.head())
         from ..models.registry import of_model
 
         # A model of a task with other labels is a good start (RTE from MNLI), but its head cannot be used.

@@ -104,7 +104,7 @@ def prepare(
         row = next((row for row in rows if row.label is None), None)
         if row is not None:  # it would count as wrong whatever is predicted
             raise InputError(f"task {task.name}: expected a label in every {kind} row, got none in the row {row.id}")
-    check_fit(tokenizer, model.config, config.max_seqlen)
+    check_fit(task, tokenizer, model.config, config.max_seqlen)
     examples = task.encode(train_rows, tokenizer, config.max_seqlen)
     dev = EvaluationSet.of(task, dev_rows, tokenizer, config.max_seqlen)
     if not examples or not dev.examples:

@@ -145,6 +145,11 @@ def check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingD
             f"samples have sentence pairs, for which a model of type {settings.model_type} predicts nothing: "
             "set nsp false"
         )
+    if data.config.nsp and getattr(settings, "type_vocab_size", None) == 1:
+        raise InputError(
+            "samples have sentence pairs, for which a model needs two token types, got one with type_vocab_size 1: set "
+            "nsp false"
+        )
     most = settings.max_position_embeddings
     for max_seqlen, _ in config.batch_limits(data.config.max_seqlen):
         if most is not None and max_seqlen > most:

@@ -12,6 +12,7 @@ import transformers
 from tiny_bert import rows_of
 
 import fastbert
+from fastbert.cli.main import main
 from fastbert.errors import InputError
 from fastbert.tasks import registry
 from fastbert.tasks.batching import training_batches
@@ -224,3 +225,33 @@ def test_rows_without_labels_are_refused(directory, task, kind):
         finetune(*given, FinetuneConfig(epochs=1, max_seqlen=16))
     limits = {"limit_train": 5, "limit_dev": 5}  # the others are not looked at
     assert finetune(*given, FinetuneConfig(epochs=1, max_seqlen=16, **limits)).history
+
+
+@pytest.mark.parametrize("name", ["rte", "squad1", "swag", "text-classification"])
+def test_pairs_need_a_model_with_two_token_types(name, tmp_path, capsys):
+    """Said before anything is read; it was said in the first step, and on a GPU types have no check."""
+    columns = ["--text-columns", "a", "b"] if name == "text-classification" else []
+    head = {"squad1": "QuestionAnswering", "swag": "MultipleChoice"}.get(name, "SequenceClassification")
+    model = tiny_bert.save(tmp_path / "model", f"BertFor{head}", type_vocab_size=1)
+    data = str(tmp_path / "missing.tsv")
+    train = ["--train", data, "--dev", data, "--out", str(tmp_path / "run")]
+    said = f"task {name}: expected a model for pairs of texts, with a type_vocab_size of 2 or more in its config.json"
+    assert main(["finetune", name, "--model", str(model), "--max-seqlen", "32", *train, *columns]) == 2
+    assert said in capsys.readouterr().err
+    # A tokenizer that gives no types needs none.
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "DistilBertTokenizer"}')
+    assert main(["finetune", name, "--model", str(model), "--max-seqlen", "32", *train, *columns]) == 2
+    assert said not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_pairs_of_a_model_without_types_are_refused_before_the_first(command, tmp_path, capsys):
+    model = tiny_bert.save(tmp_path / "model", "BertForSequenceClassification", type_vocab_size=1)
+    (tmp_path / "dev.tsv").write_text("a\tb\tlabel\nfilm\tbook\t0\nbook\tfilm\t1\n")
+    given = ["--model", str(model), "--data", str(tmp_path / "dev.tsv"), "--max-seqlen", "32", "--text-columns", "a"]
+    assert main([command, "text-classification", *given]) == 0
+    capsys.readouterr()
+    assert main([command, "text-classification", *given, "b"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("fastbert: task text-classification: expected a model for pairs of texts, with a type_")
+    assert shown.out == ""

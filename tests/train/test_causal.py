@@ -11,7 +11,7 @@ import pytest
 import torch
 from pretraining_runs import assert_same_run
 
-from fastbert import BertForPreTraining, GPTForPreTraining
+from fastbert import BertConfig, BertForPreTraining, GPTForPreTraining
 from fastbert.data.budget import BudgetData, real
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.pretraining import PretrainingData, next_tokens, realised_shares
@@ -129,6 +129,15 @@ def test_data_and_model_must_have_one_objective(recipe, tiny_model, tmp_path, ob
     config = recipe(samples=PretrainingConfig(max_seqlen=32, objective=objective, nsp=False))
     with pytest.raises(InputError, match=said):
         pretrain(config, model=model, data=PretrainingData(ShardSet.open(config.data), config.samples), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_sentence_pairs_need_two_token_types(recipe, tiny_model, tmp_path):
+    model = BertForPreTraining(BertConfig.from_pretrained(tiny_model, type_vocab_size=1))
+    config = recipe(samples=PretrainingConfig(max_seqlen=32))
+    data = PretrainingData(ShardSet.open(config.data), config.samples)
+    with pytest.raises(InputError, match="needs two token types, got one with type_vocab_size 1: set nsp false"):
+        pretrain(config, model=model, data=data, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
