@@ -127,14 +127,19 @@ class TextClassification(OwnFiles, Classification):
         """Takes the classes of a model, in the order of their ids.
 
         Raises:
-            InputError: it is a multi-label model, or a class name contains a tab or line end, which would break a file
-                of predictions.
+            InputError: it is a multi-label model or one of a single number, or a class name contains a tab or line end,
+                which would break a file of predictions.
         """
         super().restore(config)
         names = class_names(config)
         if config.problem_type == "multi_label_classification":
             raise InputError(
                 f"task {self.name}: expected a model of one label a text, got problem_type {config.problem_type}"
+            )
+        if len(names) == 1:
+            raise InputError(
+                f"task {self.name}: expected a model of two classes or more, got one of a single number, as regressions"
+                " and cross-encoders are: the task text-regression writes the number"
             )
         broken = next((name for name in names if _BREAKS.search(name)), None)
         if broken is not None:

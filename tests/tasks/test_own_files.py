@@ -364,6 +364,11 @@ def test_the_ids_of_a_models_classes_are_labels_where_nobody_named_them(tmp_path
     assert task.read(path)[0].label == "1"
 
 
+def test_a_model_of_one_number_is_no_classifier():
+    with pytest.raises(InputError, match="got one of a single number, as regressions and cross-encoders are: the task"):
+        task_of("text-classification").restore(BertConfig(num_labels=1))
+
+
 def test_what_is_typed_is_a_text_for_a_model_of_numbered_columns(monkeypatch):
     def read(line, texts):
         monkeypatch.setattr("fastbert.tasks.files.binary_lines", lambda file: iter([line]))
