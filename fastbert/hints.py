@@ -9,6 +9,7 @@ from pathlib import Path
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".index")
 _BESIDE = ("adapter_model.", "optimizer.", "rng_state", "scaler.", "scheduler.", "training_args.")
 _OPTIMIZER = "optim_states.pt"
+_VOCABULARIES = ("vocab.txt", "tokenizer.json")
 
 
 def download_hint(path: str | os.PathLike) -> str:
@@ -22,6 +23,20 @@ def run_hint(directory: str | os.PathLike) -> str:
     """A hint for a run's directory that was given in place of the model's inside it."""
     model = Path(directory) / "model"
     return f"; the model of this run is {model}" if (model / "config.json").is_file() else ""
+
+
+def inner_hint(directory: str | os.PathLike) -> str:
+    """A hint for a directory around that of a model: where an archive was unpacked, or a hub's cache
+    (``models--OWNER--NAME``), which has a directory for each revision."""
+    found = set()
+    for name in ("config.json", "bert_config.json"):
+        for place in ("*", "snapshots/*"):
+            found |= {path.parent for path in Path(directory).glob(f"{place}/{name}")}
+    # Other directories have a config.json too, such as sentence-transformers' 1_Pooling.
+    models = sorted(str(path) for path in found if any((path / name).is_file() for name in _VOCABULARIES))
+    if not models:
+        return ""
+    return f"; the model is in {models[0]}" if len(models) == 1 else f"; models are in {', '.join(models[:5])}"
 
 
 def adapter_hint(directory: str | os.PathLike) -> str:

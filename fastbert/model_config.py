@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from .errors import InputError
 from .files import write_whole
-from .hints import adapter_hint, download_hint, is_weights, run_hint
+from .hints import adapter_hint, download_hint, inner_hint, is_weights, run_hint
 from .text_files import read_json
 from .wording import dtype_name
 
@@ -55,7 +55,7 @@ def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str,
     if is_weights(path):
         raise InputError(f"{directory}: expected the directory of a model, got a file of weights: give its directory")
     if not path.is_file():
-        hint = download_hint(directory) or run_hint(directory) or adapter_hint(directory)
+        hint = download_hint(directory) or run_hint(directory) or adapter_hint(directory) or inner_hint(directory)
         raise InputError(f"{directory}: expected a directory with a config.json, found none{hint}")
     values = read_json(path)
     if OWN_ACTIVATION in values:

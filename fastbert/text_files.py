@@ -82,6 +82,7 @@ _FORMATS = {
     b"PK\x03\x04": "a zip archive, or a spreadsheet; unpack it, or save it as text",
     b"\xff\xff\xff\xff": "Arrow, as datasets' save_to_disk writes it; load_from_disk(DIR).to_parquet(OUT) converts it",
     b"PAR1": "Parquet; pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True) makes .jsonl of it",
+    b"version https://git-lfs.github.com": "a pointer of Git LFS to the file: run `git lfs pull` there",
     b"<mediawiki ": "a dump of MediaWiki's pages; WikiExtractor makes text of it",
 }
 

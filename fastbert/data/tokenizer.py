@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from ..config import BertConfig
 from ..errors import InputError
 from ..files import write_whole
-from ..hints import download_hint, run_hint
+from ..hints import download_hint, inner_hint, run_hint
 from . import added_tokens, bpe
 from .alphabet import FEW
 from .alphabet import alphabet as letters_of
@@ -71,7 +71,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json") if (path / name).is_file()]
         if not found:
-            got = _sentencepiece(path) + run_hint(path)
+            got = _sentencepiece(path) + (run_hint(path) or inner_hint(path))
             raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got {got}")
         path = found[0]
     elif not path.is_file():

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers
 
 from ..errors import InputError
+from ..text_files import check_text_file
 from . import added_tokens, bpe
 from .special_tokens import (
     BERT_NAMES,
@@ -56,6 +57,8 @@ def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
     Raises:
         InputError: as `tokenizer.load_tokenizer`.
     """
+    with path.open("rb") as file:
+        check_text_file(str(path), file.read(64), InputError)
     with _told(f"{path}: expected a tokenizer.json, got a file that fails with"):
         tokenizer = Tokenizer.from_file(str(path))
     if not isinstance(tokenizer.model, models.WordPiece | models.Unigram | models.BPE):

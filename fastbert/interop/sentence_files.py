@@ -145,9 +145,16 @@ def _read_modules(path: Path) -> tuple[list[str], list[str]]:
         got = f"{strange[0]} among " if begins else ""
         raise InputError(
             f"{path}: expected the modules Transformer, Pooling and then any of {', '.join(KINDS)}, got {got}"
-            f"{', '.join(kinds) or 'none'}"
+            f"{', '.join(kinds) or 'none'}{_of_cross_encoder(path)}"
         )
     return kinds, paths
+
+
+def _of_cross_encoder(path: Path) -> str:
+    """The end of a message about a CrossEncoder's modules.json; "" for any other."""
+    if _read_optional(path.with_name(CONFIG)).get("model_type") != "CrossEncoder":
+        return ""
+    return ": a cross-encoder has no sentence vectors, its scores are written by `fastbert predict text-regression`"
 
 
 def _read_transformer(directory: Path) -> tuple[int | None, bool]:

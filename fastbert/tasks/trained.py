@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
-from ..hints import adapter_hint, download_hint
+from ..hints import adapter_hint, download_hint, inner_hint
 from ..modules.precision import in_precision
 from ..text_files import read_json, read_yaml
 from .config import FinetuneConfig, TaskOptions
@@ -41,7 +41,8 @@ def model_directory(path: str | os.PathLike) -> Path:
             return directory
     what = "a file" if path.exists() else f"nothing of that name{download_hint(path)}"
     if path.is_dir():
-        what = f"a directory without config.json{adapter_hint(path) or adapter_hint(path / 'model')}"
+        hint = adapter_hint(path) or adapter_hint(path / "model") or inner_hint(path)
+        what = f"a directory without config.json{hint}"
     if (path / "bert_config.json").is_file():
         if has_weights(path):
             return path

@@ -22,6 +22,8 @@ from .names import canonical_name, is_computed, owner, unwrapped_name
 _logger = logging.getLogger("fastbert")
 
 _SHOWN = 10
+# What the names of tensors of heads begin with, in files of BERTs and GPTs.
+_HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.")
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def load_into(
             f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
             f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
             f"{_under_others(prefix, missing, unexpected)}{_of_padded(prefix, state, own)}"
-            f"{_of_another_head(needed, missing, mismatched, state, own)}"
+            f"{_of_another_head(needed, missing, mismatched, state, own)}{_of_pruned(mismatched, state, own)}"
+            f"{_of_own_code(model, missing)}"
         )
 
     _untie(model, own, state, found, source)
@@ -148,7 +151,8 @@ def load_into(
     else:
         _copy(own, values)
     report = LoadReport(missing, unexpected, left_out)
-    _warn(source, report, prefix, broken=[name for name in found.values() if not _is_finite(state[name])])
+    loaded = [name for name in found.values() if not name.startswith(f"{prefix}.")]
+    _warn(source, report, prefix, bool(loaded), [name for name in found.values() if not _is_finite(state[name])])
     return report
 
 
@@ -160,17 +164,24 @@ def _leave_out(
     return tuple((name, tuple(state.pop(name).shape), tuple(own[name].shape)) for name in other)
 
 
-def _warn(source, report: LoadReport, prefix: str, broken: Sequence[str]) -> None:
-    """Logs what a user should know about a successful load; ``broken``: tensors with numbers that are not finite."""
+def _warn(source, report: LoadReport, prefix: str, has_head: bool, broken: Sequence[str]) -> None:
+    """Logs what a user should know about a successful load.
+
+    Args:
+        has_head: whether the weights of a head were loaded.
+        broken: tensors with numbers that are not finite.
+    """
     if broken:
         _logger.warning("%s: %s: its results are meaningless", source, _shown("with NaN or infinite numbers", broken))
     if report.missing:
         _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", report.missing))
     if report.unexpected:
-        # Unused pre-training heads in the file are normal, unused encoder tensors are not.
-        of_encoder = [name for name in report.unexpected if name.startswith(f"{prefix}.")]
-        strange = any(not name.startswith(f"{prefix}.pooler.") for name in of_encoder)
-        level = logging.WARNING if strange else logging.INFO
+        # Unused heads of known kinds are normal. Unused encoder tensors are not, nor is what belongs to the head that
+        # was loaded, such as the CRF after a classifier of tokens.
+        looked_at = "" if has_head else f"{prefix}."
+        known = (f"{prefix}.pooler.", *_HEADS)
+        unknown = any(name.startswith(looked_at) and not name.startswith(known) for name in report.unexpected)
+        level = logging.WARNING if unknown else logging.INFO
         _logger.log(level, "%s: %s", source, _shown("not used", report.unexpected))
 
 
@@ -261,6 +272,20 @@ def _under_others(prefix: str, missing: Iterable[str], unexpected: Iterable[str]
     if not found:
         return ""
     return f": the weights are under {' and '.join(found[:3])} there; save the state_dict() of that module alone"
+
+
+def _of_pruned(mismatched: Iterable[str], state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """The end of an error message if a layer in the file has fewer attention heads; "" otherwise."""
+    if not any(n.endswith(".attention.self.query.bias") and len(state[n]) < len(own[n]) for n in mismatched):
+        return ""
+    return ": heads were pruned from its layers, and a model of ours has the same number of heads in every layer"
+
+
+def _of_own_code(model: nn.Module, missing: Sequence[str]) -> str:
+    """The end of an error message if weights are missing and the model has code of its own; "" otherwise."""
+    if not missing or not getattr(model.config, "auto_map", None):
+        return ""
+    return ": by its config.json it is computed by code of its own (auto_map), not as a BERT"
 
 
 def _of_another_head(needed: tuple[str, ...], missing, mismatched, state, own) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..hints import adapter_hint, checkpoint_hint
+from ..hints import adapter_hint, checkpoint_hint, inner_hint
 from ..signals import held_signals
 from ..text_files import read_json
 from .foreign_names import from_deepspeed, from_tensorflow, is_weight
@@ -68,7 +68,7 @@ def read_state_dict(directory) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{found}: expected {SAFETENSORS}, {PICKLE} or the .index and .data files of a TensorFlow 1 checkpoint"
             )
-    hint = adapter_hint(directory) or checkpoint_hint(directory)
+    hint = adapter_hint(directory) or checkpoint_hint(directory) or inner_hint(directory)
     raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither{hint}")
 
 

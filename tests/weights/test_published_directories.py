@@ -1,0 +1,128 @@
+"""Directories as hubs and their clients leave them: what cannot be read as it is, is told with what to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import tiny_bert
+import torch
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import CheckpointError, InputError
+from fastbert.weights.loading import load_into
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 9081518\n"
+QUERY = "bert.encoder.layer.1.attention.self.query"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tiny_bert.save(tmp_path / "model", "BertModel")
+
+
+FILES = ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@pytest.mark.parametrize("name", [*FILES, "added_tokens.json"])
+def test_a_pointer_of_git_lfs_is_named_in_the_place_of_any_file(directory, name):
+    (directory / name).write_text(POINTER)
+    load = fastbert.BertModel.from_pretrained if name == "config.json" else fastbert.load_tokenizer
+    with pytest.raises(InputError, match=f"{name}: expected text in UTF-8, got a pointer of Git LFS to the file: run"):
+        load(directory)
+
+
+@pytest.fixture
+def cache(directory, tmp_path) -> tuple[Path, Path]:
+    """A hub's cache of the model, whose files are links to blobs, and the directory of its one revision."""
+    home = tmp_path / "models--owner--name"
+    revision = home / "snapshots" / "0a1b"
+    (home / "blobs").mkdir(parents=True)
+    revision.mkdir(parents=True)
+    for number, path in enumerate(sorted(directory.iterdir())):
+        path.rename(home / "blobs" / str(number))
+        (revision / path.name).symlink_to(os.path.relpath(home / "blobs" / str(number), revision))
+    return home, revision
+
+
+def test_the_cache_of_a_hub_is_told_where_its_model_is(cache, tmp_path, capsys):
+    home, revision = cache
+    assert fastbert.BertModel.from_pretrained(revision).config.hidden_size == 32
+    assert_told(f"; the model is in {revision}", [home, home / "snapshots"], tmp_path, capsys)
+    (home / "snapshots" / "0a1c").symlink_to("0a1b")
+    assert_told(f"; models are in {revision}, {revision.with_name('0a1c')}", [home], tmp_path, capsys)
+
+
+@pytest.mark.parametrize("config", ["config.json", "bert_config.json"])
+def test_a_directory_around_an_archive_s_is_told_where_the_model_is(config, tmp_path, capsys):
+    around, inner = tmp_path / "download", tmp_path / "download" / "uncased_L-2_H-32_A-4"
+    tiny_bert.save(inner)
+    (inner / "config.json").rename(inner / config)
+    assert_told(f"; the model is in {inner}", [around], tmp_path, capsys)
+    (inner / "vocab.txt").unlink()  # not a model, as sentence-transformers' pooling
+    with pytest.raises(InputError, match=r"found none$"):
+        fastbert.BertModel.from_pretrained(around)
+
+
+def assert_told(told: str, directories: list[Path], tmp_path: Path, capsys) -> None:
+    """Whatever reads one of these directories ends its sentence so."""
+    for given in directories:
+        for load in (fastbert.BertModel.from_pretrained, fastbert.load_tokenizer):
+            with pytest.raises(InputError) as refused:
+                load(given)
+            assert str(refused.value).endswith(told)
+        for command in (["convert", str(given), str(tmp_path / "new")], ["fill-mask", "--model", str(given), "[MASK]"]):
+            assert main(command) == 2
+            assert capsys.readouterr().err.endswith(f"{told}\n")
+
+
+def _head(name: str, **changes) -> torch.nn.Module:
+    return getattr(fastbert, name)(fastbert.BertConfig.from_hf(tiny_bert.config(**changes)))
+
+
+def test_parts_of_a_head_that_are_not_used_are_a_warning(caplog):
+    """Without its CRF, a tagger gives other tags than the published ones."""
+    model = _head("BertForTokenClassification")
+    crf = {"crf.transitions": torch.zeros(2, 2), "crf.start_transitions": torch.zeros(2)}
+    usual = {"cls.predictions.bias": torch.zeros(5), "bert.pooler.dense.bias": torch.zeros(32)}
+    with caplog.at_level(logging.INFO, logger="fastbert"):
+        load_into(model, model.state_dict() | usual, source="there")
+        load_into(fastbert.BertModel(model.config, add_pooling_layer=False), model.state_dict() | crf, source="there")
+        assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+        load_into(model, model.state_dict() | crf, source="there")
+    assert caplog.records[-1].levelname == "WARNING"
+    assert "2 not used (crf.transitions, crf.start_transitions)" in caplog.text
+
+
+def test_pruned_heads_are_told():
+    model = _head("BertForTokenClassification")
+    state = model.state_dict()
+    for name in ("weight", "bias"):
+        for part in ("query", "key", "value"):
+            place = f"{QUERY.removesuffix('query')}{part}.{name}"
+            state[place] = state[place][8:]
+    with pytest.raises(CheckpointError, match=r"6 mismatched .*: heads were pruned from its layers, and"):
+        load_into(model, state, source="there")
+
+
+def test_a_model_with_code_of_its_own_is_told(directory):
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, "auto_map": {"AutoModel": "own.Model"}}))
+    fastbert.BertModel.from_pretrained(directory)  # it may compute what a BERT does
+    state = {n: t for n, t in fastbert.BertModel.from_pretrained(directory).state_dict().items() if ".key." not in n}
+    (directory / "model.safetensors").unlink()
+    torch.save(state, directory / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"by its config\.json it is computed by code of its own \(auto_map\)"):
+        fastbert.BertModel.from_pretrained(directory)
+
+
+def test_the_modules_of_a_cross_encoder_are_told(directory):
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    (directory / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    (directory / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
+    with pytest.raises(InputError, match=r"got Transformer: a cross-encoder has no sentence vectors, its scores are"):
+        fastbert.SentenceEncoder.from_pretrained(directory)
