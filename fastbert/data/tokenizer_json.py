@@ -38,7 +38,8 @@ _OF_BERT = frozenset(
 # Generic classes, which only do what the file says.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Classes whose model_input_names by default do not have token types.
-_WITHOUT_TYPES = tuple(f"{name}Tokenizer" for name in ("DistilBert", "Roberta", "XLMRoberta", "Camembert"))
+_OWN = ("DistilBert", "Roberta", "XLMRoberta", "Camembert")
+_WITHOUT_TYPES = (*(f"{name}Tokenizer" for name in _OWN), "TokenizersBackend")
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:
@@ -143,7 +144,8 @@ def wants_types(settings: dict[str, Any]) -> bool:
     """Whether a model gets token types; without them, every type is 0.
 
     Without model_input_names the class decides: those in `_WITHOUT_TYPES` give none, whatever the model. The generic
-    class does not decide, since it gave token types before transformers 5.
+    class of transformers 4, PreTrainedTokenizerFast, does not decide, since it gave token types there and gives none in
+    transformers 5; TokenizersBackend is that of transformers 5 alone.
     """
     names = settings.get("model_input_names")
     if names is None:

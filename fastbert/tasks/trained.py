@@ -75,6 +75,14 @@ def kept_of(task: Task, config: FinetuneConfig) -> dict:
     return {"task": task.name, **{name: value for name, value in options.items() if value is not None}}
 
 
+# What the heads whose tensors have the same names classify.
+_CLASSIFIERS = {
+    "BertForSequenceClassification": "texts",
+    "BertForMultipleChoice": "texts",
+    "BertForTokenClassification": "tokens",
+}
+
+
 @contextlib.contextmanager
 def warnings_held() -> Iterator[list[logging.LogRecord]]:
     """While the block runs, the package's log records are collected instead of shown. Loading warns of a new head,
@@ -108,7 +116,8 @@ def load_trained(
         InputError: the model cannot be converted to int8.
         BackendError: int8 needs the C++ extension, which was not built.
         CheckpointError: a tensor is missing and would be random; the message lists the missing ones, or gives the size
-            of the head in the directory.
+            of the head in the directory. Or its head classifies tokens and texts are to be, or the reverse: these heads
+            have tensors of the same names.
     """
     with warnings_held() as warnings:  # a new head is an error here, to be reported once
         model = load(directory)
@@ -121,6 +130,9 @@ def load_trained(
             if shape[1:] == own[1:]:
                 expected, got = f"{expected} with a head of size {own[0]}", f"one of size {shape[0]} ({name})"
         raise CheckpointError(f"{directory}: {expected}, got {got}")
+    named, own = str((model.config.architectures or [""])[0]), type(model).__name__
+    if {named, own} <= _CLASSIFIERS.keys() and _CLASSIFIERS[named] != _CLASSIFIERS[own]:
+        raise CheckpointError(f"{directory}: expected a trained {own}, got a {named} by its config.json{without_head}")
     for record in warnings:
         logging.getLogger("fastbert").handle(record)
     return in_precision(model, precision)

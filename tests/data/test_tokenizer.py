@@ -471,6 +471,17 @@ def test_berts_marks_in_another_writing(tmp_path, processor, types):
     assert (ours.tokens, ours.type_ids) == (["[CLS]", "a", "[SEP]", "b", "[SEP]"], types)
 
 
+def test_the_generic_class_of_transformers_5_gives_no_token_types(tmp_path):
+    """Its own directories, which transformers 4 cannot read."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    pair = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", _SPECIAL["special_tokens"])
+    _with_post_processor(tmp_path, pair, {"tokenizer_class": "TokenizersBackend"})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "b")
+    ours = load_tokenizer(tmp_path).encode("a", "b")
+    assert "token_type_ids" not in theirs
+    assert (ours.ids, ours.type_ids) == (theirs["input_ids"], [0] * 5)
+
+
 @pytest.mark.parametrize(
     ("in_json", "in_config", "side"),
     [(None, "left", "left"), ("left", None, "left"), ("left", "right", "right"), ("right", "left", "left")],

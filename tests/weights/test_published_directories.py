@@ -98,6 +98,24 @@ def test_parts_of_a_head_that_are_not_used_are_a_warning(caplog):
     assert "2 not used (crf.transitions, crf.start_transitions)" in caplog.text
 
 
+@pytest.mark.parametrize(("kind", "task"), [("Token", "text-classification"), ("Sequence", "ner")])
+def test_a_classifier_of_tokens_is_not_one_of_texts(kind, task, tmp_path, capsys):
+    """Both are called classifier, and dslim/bert-base-NER has the pooler that the other needs."""
+    names = {0: "O", 1: "B-PER", 2: "I-PER"}
+    model = tiny_bert.save(tmp_path / "model", "BertForSequenceClassification", id2label=names)
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**values, "architectures": [f"BertFor{kind}Classification"]}))
+    (tmp_path / "words.txt").write_text("film\nbook\n")
+    command = ["predict", task, "--model", str(model), "--data", str(tmp_path / "words.txt"), "--max-seqlen", "32"]
+    command += ["--text-columns", "1"] if kind == "Token" else []
+    assert main(command) == 2
+    own = {"Token": "Sequence", "Sequence": "Token"}[kind]
+    said = f"model: expected a trained BertFor{own}Classification, got a BertFor{kind}Classification by its config.json"
+    assert said in capsys.readouterr().err
+    (model / "config.json").write_text(json.dumps({**values, "architectures": ["BertForMaskedLM"]}))  # out of date
+    assert main(command) == 0
+
+
 def test_pruned_heads_are_told():
     model = _head("BertForTokenClassification")
     state = model.state_dict()
