@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
 from ..hints import adapter_hint, download_hint, inner_hint
+from ..model_config import read_config_file
 from ..modules.precision import in_precision
 from ..text_files import read_json, read_yaml
 from .config import FinetuneConfig, TaskOptions
@@ -129,6 +130,9 @@ def load_trained(
             got = f"another head: {name} is {shape} for {own}"
             if shape[1:] == own[1:]:
                 expected, got = f"{expected} with a head of size {own[0]}", f"one of size {shape[0]} ({name})"
+                if not {"id2label", "label2id", "num_labels"} & read_config_file(directory)[1].keys():
+                    # As in checkpoints of google-research, whose labels are in the code.
+                    got += f": config.json tells no number of labels, `fastbert convert {directory} NEW` adds it"
         raise CheckpointError(f"{directory}: {expected}, got {got}")
     named, own = str((model.config.architectures or [""])[0]), type(model).__name__
     if {named, own} <= _CLASSIFIERS.keys() and _CLASSIFIERS[named] != _CLASSIFIERS[own]:

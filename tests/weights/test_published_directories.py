@@ -116,6 +116,20 @@ def test_a_classifier_of_tokens_is_not_one_of_texts(kind, task, tmp_path, capsys
     assert main(command) == 0
 
 
+def test_a_head_of_more_labels_than_its_config_tells_is_read_by_convert(tmp_path, capsys):
+    model = tiny_bert.save(tmp_path / "model", "BertForSequenceClassification", num_labels=3)
+    values = json.loads((model / "config.json").read_text())
+    kept = {name: value for name, value in values.items() if name not in ("id2label", "label2id")}
+    (model / "config.json").write_text(json.dumps(kept))
+    (tmp_path / "texts.tsv").write_text("text\nfilm\nbook\n")
+    options = ["--data", str(tmp_path / "texts.tsv"), "--max-seqlen", "32"]
+    assert main(["predict", "text-classification", "--model", str(model), *options]) == 2
+    told = f"one of size 3 (classifier.weight): config.json tells no number of labels, `fastbert convert {model} NEW`"
+    assert told in capsys.readouterr().err
+    assert main(["convert", str(model), str(tmp_path / "new")]) == 0
+    assert main(["predict", "text-classification", "--model", str(tmp_path / "new"), *options]) == 0
+
+
 def test_pruned_heads_are_told():
     model = _head("BertForTokenClassification")
     state = model.state_dict()
