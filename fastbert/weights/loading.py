@@ -293,7 +293,10 @@ def _of_another_head(needed: tuple[str, ...], missing, mismatched, state, own) -
     sizes = all(state[name].shape != own[name].shape for name in mismatched)
     if not sizes or any(name.startswith(needed) for name in (*missing, *mismatched)):
         return ""
-    return ": from_pretrained starts a head of another size with new weights if ignore_mismatched_sizes=True"
+    reads, name = "", "classifier.weight"
+    if name in mismatched and state[name].dim() == 2 and own[name].shape[0] > 1:  # one output scores choices too
+        reads = f"reads this head with num_labels={state[name].shape[0]}, and "
+    return f": from_pretrained {reads}starts a head of another size with new weights if ignore_mismatched_sizes=True"
 
 
 @torch.no_grad()

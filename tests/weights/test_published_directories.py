@@ -122,6 +122,11 @@ def test_a_head_of_more_labels_than_its_config_tells_is_read_by_convert(tmp_path
     kept = {name: value for name, value in values.items() if name not in ("id2label", "label2id")}
     (model / "config.json").write_text(json.dumps(kept))
     (tmp_path / "texts.tsv").write_text("text\nfilm\nbook\n")
+    with pytest.raises(
+        CheckpointError, match="from_pretrained reads this head with num_labels=3, and starts a head of"
+    ):
+        fastbert.BertForSequenceClassification.from_pretrained(model)
+    assert fastbert.BertForSequenceClassification.from_pretrained(model, num_labels=3).num_labels == 3
     options = ["--data", str(tmp_path / "texts.tsv"), "--max-seqlen", "32"]
     assert main(["predict", "text-classification", "--model", str(model), *options]) == 2
     told = f"one of size 3 (classifier.weight): config.json tells no number of labels, `fastbert convert {model} NEW`"
