@@ -23,9 +23,9 @@ using namespace fastbert;
 
 namespace {
 
-Dropout make_dropout(uint64_t seed, uint32_t offset, uint32_t site, uint32_t threshold) {
+Dropout make_dropout(uint64_t seed, uint32_t offset, uint32_t site, uint32_t threshold, Pointer row_numbers) {
     const float scale = threshold < 65536 ? float(65536.0 / double(65536 - threshold)) : 0.0f;
-    return Dropout{{uint32_t(seed), uint32_t(seed >> 32)}, offset, site, threshold, scale};
+    return Dropout{{uint32_t(seed), uint32_t(seed >> 32)}, offset, site, threshold, scale, at<int64_t>(row_numbers)};
 }
 
 void bind_gelu(py::module_& m) {
@@ -65,7 +65,8 @@ void bind_layer_norm(py::module_& m) {
 
 void bind_dropout(py::module_& m) {
     py::class_<Dropout>(m, "Dropout")
-        .def(py::init(&make_dropout), py::arg("seed"), py::arg("offset"), py::arg("site"), py::arg("threshold"));
+        .def(py::init(&make_dropout), py::arg("seed"), py::arg("offset"), py::arg("site"), py::arg("threshold"),
+             py::arg("row_numbers") = 0);
     m.def("dropout",
           [](int dtype, Pointer x, Pointer out, int64_t rows, int64_t cols, const Dropout& dropout) {
               kernels().dropout(DType(dtype), at(x), at(out), rows, cols, dropout);

@@ -60,7 +60,7 @@ template <class Body> inline void for_kept_columns(const Dropout& d, int64_t row
     const Vec scale = set(d.scale);
     for (int64_t c0 = 0; c0 < cols; c0 += KEEP_COLUMNS) {
         const int64_t n = cols - c0 < KEEP_COLUMNS ? cols - c0 : KEEP_COLUMNS;
-        const KeepBits bits(row, c0, n, d);
+        const KeepBits bits(d.number(row), c0, n, d);
         for_columns(c0, c0 + n, [&](int64_t c, auto lanes) {
             body(c, lanes, [&](Vec v) { return keep(v * scale, bits.at(c - c0)); });
         });

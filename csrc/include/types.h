@@ -23,8 +23,10 @@ struct Dropout {
     uint32_t site;
     uint32_t threshold;  // 0..65536; 0 keeps everything
     float scale;         // of kept elements
+    const int64_t* row_numbers = nullptr;  // of the op's rows; null for 0, 1, 2, ...
 
     bool active() const { return threshold != 0; }
+    int64_t number(int64_t row) const { return row_numbers ? row_numbers[row] : row; }
 };
 
 }  // namespace fastbert

@@ -95,8 +95,7 @@ class BertForPreTraining(BertHead):
 
     Attributes:
         last_layer: "all", or "needed" to compute the last layer only for the tokens that a loss reads: the labelled
-            ones of a `PackedBatch` and the first of each sequence. The losses are the same, but dropout in the last
-            layer draws other bits.
+            ones of a `PackedBatch` and the first of each sequence. The losses are the same.
 
     Raises:
         InputError: the configuration is not that of a BERT encoder.

@@ -51,13 +51,16 @@ class ResidualOutput(nn.Module):
         self.dense = nn.Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, x: Tensor, residual: Tensor, dropout: Dropout | None) -> Tensor:
-        """x (T, F), residual (T, H) -> (T, H)."""
-        return self.normalise(*split_bias(self.dense, x), residual, dropout)
+    def forward(self, x: Tensor, residual: Tensor, dropout: Dropout | None, rows: Tensor | None = None) -> Tensor:
+        """x (T, F), residual (T, H) -> (T, H). If these are some rows of larger tensors, ``rows`` (T,) int64 are their
+        numbers there, so that dropout drops what it drops there."""
+        return self.normalise(*split_bias(self.dense, x), residual, dropout, rows)
 
-    def normalise(self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout | None) -> Tensor:
+    def normalise(
+        self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout | None, rows: Tensor | None = None
+    ) -> Tensor:
         """The part after the dense layer, whose bias is added here unless it is None."""
-        return apply_norm(self.LayerNorm, x, x_bias=bias, residual=residual, dropout=dropout)
+        return apply_norm(self.LayerNorm, x, x_bias=bias, residual=residual, dropout=dropout, rows=rows)
 
 
 class BertAttention(nn.Module):
@@ -89,6 +92,7 @@ class BertAttention(nn.Module):
         context, probs = self.self(x, layout, on_probs)
         if rows is not None:
             context, x = context.index_select(0, rows), x.index_select(0, rows)
+            return self.output(context, x, on_output, rows), probs
         return self.output(context, x, on_output), probs
 
 
@@ -142,8 +146,17 @@ class BertLayer(nn.Module):
         x, probs = self.attention(x, layout, (on_probs, on_attention), rows)
         given = self._feed_forward(x)
         if given is not None and ops.is_fused("mlp", *given):
-            return self.output.normalise(ops.mlp(*given), self.output.dense.bias, x, on_output), probs
-        return self.output(self.intermediate(x), x, on_output), probs
+            return self.output.normalise(ops.mlp(*given), self.output.dense.bias, x, on_output, rows), probs
+        numbers = () if rows is None else (rows,)  # a module in the place of ours may take none
+        return self.output(self.intermediate(x), x, on_output, *numbers), probs
+
+    def is_by_token(self) -> bool:
+        """Whether all that follows the attention is fastbert's own, which computes each token by itself. A module in
+        its place may mix tokens, as a batch normalisation does."""
+        if type(self.attention) is not BertAttention or type(self.intermediate) is not BertIntermediate:
+            return False
+        outputs = (self.attention.output, self.output)
+        return all(type(end) is ResidualOutput and type(end.LayerNorm) is nn.LayerNorm for end in outputs)
 
     @property
     def rates(self) -> tuple[float, float, float]:

@@ -24,6 +24,7 @@ def apply_norm(
     x_bias: Tensor | None = None,
     residual: Tensor | None = None,
     dropout: Dropout | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """norm(residual + dropout(x + x_bias)), in one op if the module is plain and has no hooks.
 
@@ -33,6 +34,7 @@ def apply_norm(
         x_bias: (H,), or None.
         residual: (T, H), or None.
         dropout: its rate and place in the random stream, or None.
+        rows: (T,) int64, the numbers of x's rows in the random stream; None for 0, 1, 2, ...
 
     Returns:
         (T, H), dtype of x.
@@ -40,6 +42,7 @@ def apply_norm(
     if residual is not None:
         residual = residual.to(x.dtype)  # under autocast the first residual may be wider than the branch
     if is_plain_norm(norm) and not is_watched(norm):
-        return ops.layer_norm(x, norm.weight, norm.bias, norm.eps, x_bias=x_bias, residual=residual, dropout=dropout)
-    x = ops.dropout(x if x_bias is None else x + x_bias.to(x.dtype), dropout)
+        added = {"x_bias": x_bias, "residual": residual, "dropout": dropout, "rows": rows}
+        return ops.layer_norm(x, norm.weight, norm.bias, norm.eps, **added)
+    x = ops.dropout(x if x_bias is None else x + x_bias.to(x.dtype), dropout, rows)
     return norm(x if residual is None else residual + x).to(x.dtype)

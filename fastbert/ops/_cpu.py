@@ -221,12 +221,19 @@ def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int, Tens
     return dropout.threshold, seed if seed <= _LOW63 else seed - (1 << 64), dropout.offset, dropout.site, None
 
 
-def native_dropout(threshold: int, seed: int, offset: int, site: int, rng: Tensor | None):
-    """The kernels' Dropout object for the arguments that `dropout_arguments` made."""
+def native_dropout(threshold: int, seed: int, offset: int, site: int, rng: Tensor | None, rows: Tensor | None = None):
+    """The kernels' Dropout object for the arguments that `dropout_arguments` made.
+
+    ``rows`` (R,) int64, contiguous, are the numbers of an op's rows; they must live as long as the object.
+    """
     if not 0 <= threshold <= 65536:
         raise InputError(f"expected a dropout's threshold of 0 to 65536, got {threshold}")
     if rng is not None:
         seed, offset = rng.tolist()
     return _native.extension().Dropout(
-        seed=seed & 0xFFFFFFFFFFFFFFFF, offset=offset & 0xFFFFFFFF, site=site & 0xFFFFFFFF, threshold=threshold
+        seed=seed & 0xFFFFFFFFFFFFFFFF,
+        offset=offset & 0xFFFFFFFF,
+        site=site & 0xFFFFFFFF,
+        threshold=threshold,
+        row_numbers=pointer(rows),
     )

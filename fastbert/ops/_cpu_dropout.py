@@ -10,15 +10,15 @@ from ..rng import Dropout
 from . import _cpu, _dispatch
 
 
-def _forward(x: Tensor, threshold: int, seed: int, offset: int, site: int, rng: Tensor | None) -> Tensor:
-    x = x.contiguous()
+def _forward(x, threshold, seed, offset, site, rng, rows) -> Tensor:
+    x, rows = x.contiguous(), None if rows is None else rows.contiguous()
     out = torch.empty_like(x)
-    native = _cpu.native_dropout(threshold, seed, offset, site, rng)
+    native = _cpu.native_dropout(threshold, seed, offset, site, rng, rows)
     _native.extension().dropout(_cpu.code(x), x.data_ptr(), out.data_ptr(), *_cpu.rows_and_columns(x), native)
     return out
 
 
-def _forward_fake(x: Tensor, threshold: int, seed: int, offset: int, site: int, rng: Tensor | None) -> Tensor:
+def _forward_fake(x, threshold, seed, offset, site, rng, rows) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -27,16 +27,16 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _gradient(ctx, dout: Tensor):
-    return _dropout(dout, *ctx.dropout), *(None,) * 5
+    return _dropout(dout, *ctx.dropout), *(None,) * 6
 
 
 _dropout = _cpu.define(
-    f"dropout(Tensor x, {_cpu.DROPOUT_SCHEMA}) -> Tensor",
+    f"dropout(Tensor x, {_cpu.DROPOUT_SCHEMA}, Tensor? rows) -> Tensor",
     _forward,
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
-    tensors=f"x: activation (..., C); {_cpu.DROPOUT_TENSORS}",
+    tensors=f"x: activation (..., C); {_cpu.DROPOUT_TENSORS}; rows: int64 (R)",
 )
 
 
@@ -69,10 +69,10 @@ def keep_mask(rows: Tensor, num_columns: int, dropout: Dropout) -> Tensor:
     return _keep_mask(rows, num_columns, *_cpu.dropout_arguments(dropout))
 
 
-def _accepts(x: Tensor, dropout: Dropout) -> str | None:
+def _accepts(x: Tensor, dropout: Dropout, rows: Tensor | None) -> str | None:
     return _cpu.why_not(x)
 
 
 @_dispatch.register("dropout", "cpu", available=_native.why_missing, accepts=_accepts)
-def dropout(x: Tensor, dropout: Dropout) -> Tensor:
-    return _dropout(x, *_cpu.dropout_arguments(dropout))
+def dropout(x: Tensor, dropout: Dropout, rows: Tensor | None) -> Tensor:
+    return _dropout(x, *_cpu.dropout_arguments(dropout), rows)

@@ -21,9 +21,9 @@ def _is_plain(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, thresho
     return x.dtype == torch.float32 and x_bias is None and residual is None and threshold == 0
 
 
-def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, rng, save):
+def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, rng, numbers, save):
     keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
-    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+    x, residual, numbers = (None if t is None else t.contiguous() for t in (x, residual, numbers))
     weight, bias, x_bias = (_cpu.as_float32(p) for p in (weight, bias, x_bias))
     rows, columns = _cpu.rows_and_columns(x)
     out = torch.empty_like(x)
@@ -33,7 +33,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, si
         _cpu.code(x),
         *(_cpu.pointer(t) for t in (x, x_bias, residual, weight, bias)),
         eps,
-        _cpu.native_dropout(threshold, seed, offset, site, rng),
+        _cpu.native_dropout(threshold, seed, offset, site, rng, numbers),
         *(_cpu.pointer(t) for t in (out, total if keep_sum else None, mean, rstd)),
         rows,
         columns,
@@ -41,7 +41,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, si
     return out, total, mean, rstd
 
 
-def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, rng, save):
+def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, rng, numbers, save):
     keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
     rows = math.prod(x.shape[:-1])  # Size.numel() would turn a symbolic size into an int
     statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
@@ -49,8 +49,9 @@ def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offse
     return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics
 
 
-def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, rng, has_residual, has_x_bias):
+def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, rng, numbers, has_residual, has_x_bias):
     dout, total, mean, rstd = (t.contiguous() for t in (dout, total, mean, rstd))
+    numbers = None if numbers is None else numbers.contiguous()
     weight = _cpu.as_float32(weight)
     rows, columns = _cpu.rows_and_columns(dout)
     # Without dropout one tensor is the gradient of both the branch and the residual.
@@ -71,7 +72,7 @@ def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, rn
     _native.extension().layer_norm_backward(
         _cpu.code(dout),
         *(_cpu.pointer(t) for t in (dout, total, mean, rstd, weight)),
-        _cpu.native_dropout(threshold, seed, offset, site, rng),
+        _cpu.native_dropout(threshold, seed, offset, site, rng, numbers),
         *(_cpu.pointer(t) for t in outputs),
         rows,
         columns,
@@ -79,7 +80,9 @@ def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, rn
     return dx, dresidual, dweight, dbias, dx_bias
 
 
-def _backward_fake(dout, total, mean, rstd, weight, threshold, seed, offset, site, rng, has_residual, has_x_bias):
+def _backward_fake(
+    dout, total, mean, rstd, weight, threshold, seed, offset, site, rng, numbers, has_residual, has_x_bias
+):
     columns = dout.shape[-1]
     dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
     dresidual = torch.empty_like(dx) if threshold != 0 and has_residual else dout.new_empty(0)
@@ -110,31 +113,32 @@ def _gradient(ctx, dout: Tensor, *_):
         None,
         dx_bias.to(x_bias_dtype) if ctx.has_x_bias else None,
         (dresidual if ctx.dropout[0] else dx) if ctx.has_residual else None,
-        *(None,) * 6,
+        *(None,) * 7,
     )
 
 
 _layer_norm_backward = _cpu.define(
     "layer_norm_backward(Tensor dout, Tensor total, Tensor mean, Tensor rstd, Tensor weight, "
-    f"{_cpu.DROPOUT_SCHEMA}, bool has_residual, bool has_x_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"{_cpu.DROPOUT_SCHEMA}, Tensor? rows, bool has_residual, bool has_x_bias) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
     tensors="dout: activation (..., C); total: float32 (..., C); mean: float32 (R); rstd: float32 (R); "
-    f"weight: parameter (C); {_cpu.DROPOUT_TENSORS}",
+    f"weight: parameter (C); {_cpu.DROPOUT_TENSORS}; rows: int64 (R)",
 )
 _layer_norm = _cpu.define(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps, Tensor? x_bias, Tensor? residual, "
-    f"{_cpu.DROPOUT_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{_cpu.DROPOUT_SCHEMA}, Tensor? rows, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
     tensors="x: activation (..., C); weight: parameter (C); bias: parameter (C); x_bias: parameter (C); "
-    f"residual: activation (..., C); {_cpu.DROPOUT_TENSORS}",
+    f"residual: activation (..., C); {_cpu.DROPOUT_TENSORS}; rows: int64 (R)",
 )
 
 
-def _accepts(x, weight, bias, eps, *, x_bias=None, residual=None, dropout=None) -> str | None:
+def _accepts(x, weight, bias, eps, *, x_bias=None, residual=None, dropout=None, rows=None) -> str | None:
     return _cpu.why_not(x, residual, parameters=(weight, bias, x_bias))
 
 
@@ -148,7 +152,9 @@ def layer_norm(
     x_bias: Tensor | None = None,
     residual: Tensor | None = None,
     dropout: Dropout | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     tensors = (x, weight, bias, x_bias, residual)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return _layer_norm(x, weight, bias, eps, x_bias, residual, *_cpu.dropout_arguments(dropout), save)[0]
+    numbers = None if dropout is None else rows
+    return _layer_norm(x, weight, bias, eps, x_bias, residual, *_cpu.dropout_arguments(dropout), numbers, save)[0]

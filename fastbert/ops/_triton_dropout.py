@@ -9,27 +9,30 @@ from ..rng import Dropout
 from . import _dispatch, _triton
 
 
-def _forward(x: Tensor, rng: Tensor | None, site: int, threshold: int, scale: float) -> Tensor:
+def _forward(x, rng, site, threshold, scale, rows) -> Tensor:
     from ..triton_kernels import dropout
 
-    return x.clone() if rng is None else dropout.dropout(_triton.flat(x), rng, site, threshold, scale).view(x.shape)
+    if rng is None:
+        return x.clone()
+    return dropout.dropout(_triton.flat(x), rng, site, threshold, scale, rows).view(x.shape)
 
 
-def _forward_fake(x: Tensor, rng: Tensor | None, site: int, threshold: int, scale: float) -> Tensor:
+def _forward_fake(x, rng, site, threshold, scale, rows) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    _, rng, *ctx.random = inputs
-    ctx.save_for_backward(rng)
+    _, rng, *ctx.random, rows = inputs
+    ctx.save_for_backward(rng, rows)
 
 
 def _gradient(ctx, dout: Tensor):
-    return _dropout(dout, *ctx.saved_tensors, *ctx.random), None, None, None, None
+    rng, rows = ctx.saved_tensors
+    return _dropout(dout, rng, *ctx.random, rows), None, None, None, None, None
 
 
 _dropout = _triton.define(
-    f"triton_dropout(Tensor x, {_triton.RANDOM_SCHEMA}) -> Tensor",
+    f"triton_dropout(Tensor x, {_triton.RANDOM_SCHEMA}, Tensor? rows) -> Tensor",
     _forward,
     _forward_fake,
     backward=_gradient,
@@ -37,10 +40,10 @@ _dropout = _triton.define(
 )
 
 
-def _accepts(x: Tensor, dropout: Dropout) -> str | None:
+def _accepts(x: Tensor, dropout: Dropout, rows: Tensor | None) -> str | None:
     return _triton.why_not(x)
 
 
 @_dispatch.register("dropout", "triton", available=_triton.why_missing, accepts=_accepts)
-def dropout(x: Tensor, dropout: Dropout) -> Tensor:
-    return _dropout(x, *_triton.random_arguments(dropout, x.device))
+def dropout(x: Tensor, dropout: Dropout, rows: Tensor | None) -> Tensor:
+    return _dropout(x, *_triton.random_arguments(dropout, x.device), rows)

@@ -62,13 +62,13 @@ class _LayerNorm(torch.autograd.Function):
     """The op of `_triton_layer_norm`, which here also casts its output to 8 bits."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, eps, x_bias, residual, random, slot):
+    def forward(ctx, x, weight, bias, eps, x_bias, residual, random, slot, numbers):
         from ..triton_kernels import layer_norm as kernels
 
         out, total, mean, rstd, data = kernels.layer_norm_forward(
-            _triton.flat(x), weight, bias, eps, x_bias, _triton.flat(residual), *random, True, slot
+            _triton.flat(x), weight, bias, eps, x_bias, _triton.flat(residual), *random, True, slot, numbers
         )
-        ctx.save_for_backward(total, mean, rstd, weight, random[0])
+        ctx.save_for_backward(total, mean, rstd, weight, random[0], numbers)
         ctx.random = random[1:]
         ctx.dtypes = [None if t is None else t.dtype for t in (weight, bias, x_bias, residual)]
         ctx.mark_non_differentiable(data)
@@ -78,11 +78,11 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
     def backward(ctx, dout, _):
-        total, mean, rstd, weight, rng = ctx.saved_tensors
+        total, mean, rstd, weight, rng, numbers = ctx.saved_tensors
         weight_dtype, bias_dtype, x_bias_dtype, residual_dtype = ctx.dtypes
         has_residual, has_x_bias = residual_dtype is not None, x_bias_dtype is not None
         dx, dresidual, dweight, dbias, dx_bias = torch.ops.fastbert.triton_layer_norm_backward(
-            dout, total, mean, rstd, weight, rng, *ctx.random, has_residual, has_x_bias
+            dout, total, mean, rstd, weight, rng, *ctx.random, numbers, has_residual, has_x_bias
         )
         return (
             dx,
@@ -91,14 +91,13 @@ class _LayerNorm(torch.autograd.Function):
             None,
             dx_bias.to(x_bias_dtype) if has_x_bias else None,
             (dx if rng is None else dresidual) if has_residual else None,
-            None,
-            None,
+            *(None,) * 3,
         )
 
 
-def layer_norm(x, weight, bias, eps, x_bias, residual, random, slot: fp8.Slot) -> Tensor:
+def layer_norm(x, weight, bias, eps, x_bias, residual, random, slot: fp8.Slot, numbers: Tensor | None) -> Tensor:
     """LN(residual + dropout(x + x_bias)) with its 8-bit cast attached to it (`fp8.attach`)."""
-    out, data = _LayerNorm.apply(x, weight, bias, eps, x_bias, residual, random, slot)
+    out, data = _LayerNorm.apply(x, weight, bias, eps, x_bias, residual, random, slot, numbers)
     fp8.attach(out, data)
     return out
 

@@ -12,33 +12,33 @@ from ..rng import Dropout
 from . import _dispatch, _triton, _triton_fp8
 
 
-def _forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save):
+def _forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, numbers, save):
     from ..triton_kernels import layer_norm as kernels
 
     rows, other = _triton.flat(x), _triton.flat(residual)
     out, total, mean, rstd = kernels.layer_norm_forward(
-        rows, weight, bias, eps, x_bias, other, rng, site, threshold, scale, save
+        rows, weight, bias, eps, x_bias, other, rng, site, threshold, scale, save, numbers=numbers
     )
     return out.view(x.shape), total, mean, rstd
 
 
-def _forward_fake(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save):
+def _forward_fake(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, numbers, save):
     rows = math.prod(x.shape[:-1])  # Size.numel() would turn a symbolic size into an int
     statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
     total = x.new_empty((rows, x.shape[-1]) if save else 0)
     return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics
 
 
-def _backward(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias):
+def _backward(dout, total, mean, rstd, weight, rng, site, threshold, scale, numbers, has_residual, has_x_bias):
     from ..triton_kernels import layer_norm as kernels
 
     dx, dresidual, *sums = kernels.layer_norm_backward(
-        _triton.flat(dout), total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias
+        _triton.flat(dout), total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias, numbers
     )
     return dx.view(dout.shape), dresidual.view(dout.shape if rng is not None and has_residual else 0), *sums
 
 
-def _backward_fake(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias):
+def _backward_fake(dout, total, mean, rstd, weight, rng, site, threshold, scale, numbers, has_residual, has_x_bias):
     columns = dout.shape[-1]
     dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
     dresidual = torch.empty_like(dx) if rng is not None and has_residual else dout.new_empty(0)
@@ -47,19 +47,19 @@ def _backward_fake(dout, total, mean, rstd, weight, rng, site, threshold, scale,
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    _, weight, bias, _, x_bias, residual, rng, *ctx.random, _save = inputs
+    _, weight, bias, _, x_bias, residual, rng, *ctx.random, numbers, _save = inputs
     _, total, mean, rstd = output
     ctx.mark_non_differentiable(total, mean, rstd)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(total, mean, rstd, weight, rng)
+    ctx.save_for_backward(total, mean, rstd, weight, rng, numbers)
     ctx.has_residual, ctx.has_x_bias = residual is not None, x_bias is not None
     ctx.dtypes = bias.dtype, x_bias.dtype if x_bias is not None else None
 
 
 def _gradient(ctx, dout: Tensor, *_):
-    total, mean, rstd, weight, rng = ctx.saved_tensors
+    total, mean, rstd, weight, rng, numbers = ctx.saved_tensors
     dx, dresidual, dweight, dbias, dx_bias = _layer_norm_backward(
-        dout, total, mean, rstd, weight, rng, *ctx.random, ctx.has_residual, ctx.has_x_bias
+        dout, total, mean, rstd, weight, rng, *ctx.random, numbers, ctx.has_residual, ctx.has_x_bias
     )
     bias_dtype, x_bias_dtype = ctx.dtypes
     return (
@@ -69,19 +69,20 @@ def _gradient(ctx, dout: Tensor, *_):
         None,
         dx_bias.to(x_bias_dtype) if ctx.has_x_bias else None,
         (dx if rng is None else dresidual) if ctx.has_residual else None,
-        *(None,) * 5,
+        *(None,) * 6,
     )
 
 
 _layer_norm_backward = _triton.define(
     "triton_layer_norm_backward(Tensor dout, Tensor total, Tensor mean, Tensor rstd, Tensor weight, "
-    f"{_triton.RANDOM_SCHEMA}, bool has_residual, bool has_x_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"{_triton.RANDOM_SCHEMA}, Tensor? rows, bool has_residual, bool has_x_bias) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 _layer_norm = _triton.define(
     "triton_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps, Tensor? x_bias, Tensor? residual, "
-    f"{_triton.RANDOM_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{_triton.RANDOM_SCHEMA}, Tensor? rows, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     backward=_gradient,
@@ -89,7 +90,7 @@ _layer_norm = _triton.define(
 )
 
 
-def _accepts(x, weight, bias, eps, *, x_bias=None, residual=None, dropout=None) -> str | None:
+def _accepts(x, weight, bias, eps, *, x_bias=None, residual=None, dropout=None, rows=None) -> str | None:
     if x.shape[-1] > 8192:
         return f"the Triton LayerNorm keeps a row on chip, at most 8192 columns, got {x.shape[-1]}"
     return _triton.why_not(x, residual, parameters=(weight, bias, x_bias))
@@ -105,11 +106,12 @@ def layer_norm(
     x_bias: Tensor | None = None,
     residual: Tensor | None = None,
     dropout: Dropout | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     tensors = (x, weight, bias, x_bias, residual)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    random, numbers = _triton.random_arguments(dropout, x.device), None if dropout is None else rows
     slot = fp8.output(weight)
     if slot is not None and not slot.scales.cold:
-        random = _triton.random_arguments(dropout, x.device)
-        return _triton_fp8.layer_norm(x, weight, bias, eps, x_bias, residual, random, slot)
-    return _layer_norm(x, weight, bias, eps, x_bias, residual, *_triton.random_arguments(dropout, x.device), save)[0]
+        return _triton_fp8.layer_norm(x, weight, bias, eps, x_bias, residual, random, slot, numbers)
+    return _layer_norm(x, weight, bias, eps, x_bias, residual, *random, numbers, save)[0]

@@ -8,6 +8,7 @@ from .. import reference
 from ..errors import InputError
 from ..rng import Dropout
 from . import _dispatch
+from .dropout import check_rows
 
 _dispatch.register("layer_norm", "reference")(reference.layer_norm)
 
@@ -21,6 +22,7 @@ def layer_norm(
     x_bias: Tensor | None = None,
     residual: Tensor | None = None,
     dropout: Dropout | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """LN(residual + dropout(x + x_bias)): what follows each branch of a post-LN layer.
 
@@ -31,12 +33,13 @@ def layer_norm(
         x_bias: (H,) added to x before the dropout, or None.
         residual: (..., H) added after the dropout, or None.
         dropout: its rate and place in the random stream (`DropoutKey.site`), or None.
+        rows: (R,) int64, the numbers of x's rows in the random stream (`ops.dropout`); by default 0, 1, 2, ...
 
     Returns:
         (..., H), dtype of x; statistics are float32 (float64 for float64).
 
     Raises:
-        InputError: the residual or a parameter has another shape, or the weight or bias is missing.
+        InputError: the residual, a parameter or ``rows`` has another shape, or the weight or bias is missing.
 
     Ref:
         Ba et al. 2016; Vaswani et al. 2017, section 5.4.
@@ -49,4 +52,6 @@ def layer_norm(
             raise InputError(f"{name} must have shape {tuple(x.shape[-1:])}, got {got}")
     if residual is not None and residual.shape != x.shape:
         raise InputError(f"residual must have the shape of x {tuple(x.shape)}, got {tuple(residual.shape)}")
-    return _dispatch.call("layer_norm", x, weight, bias, eps, x_bias=x_bias, residual=residual, dropout=dropout)
+    check_rows(rows, x)
+    options = {"x_bias": x_bias, "residual": residual, "dropout": dropout, "rows": rows}
+    return _dispatch.call("layer_norm", x, weight, bias, eps, **options)

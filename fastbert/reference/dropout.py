@@ -70,15 +70,17 @@ def keep_mask(rows: Tensor, num_columns: int, dropout) -> Tensor:
     return (halves >= dropout.threshold).reshape(rows.numel(), num_blocks * 8)[:, :num_columns]
 
 
-def dropout(x: Tensor, dropout) -> Tensor:
+def dropout(x: Tensor, dropout, rows: Tensor | None = None) -> Tensor:
     """Drops elements of x.
 
     Args:
-        x: (..., C); its rows are numbered from 0 in memory order of the leading dimensions.
+        x: (..., C).
         dropout: `fastbert.rng.Dropout`, or None for the identity.
+        rows: (R,) int64, the row numbers of x in memory order of the leading dimensions; by default 0, 1, 2, ...
     """
     if dropout is None:
         return x
-    num_rows = x.numel() // x.shape[-1] if x.numel() else 0
-    keep = keep_mask(torch.arange(num_rows, device=x.device), x.shape[-1], dropout)
+    if rows is None:
+        rows = torch.arange(x.numel() // x.shape[-1] if x.numel() else 0, device=x.device)
+    keep = keep_mask(rows, x.shape[-1], dropout)
     return x * keep.reshape(x.shape) * dropout.scale

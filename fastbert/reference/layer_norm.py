@@ -22,14 +22,18 @@ def layer_norm(
     x_bias: Tensor | None = None,
     residual: Tensor | None = None,
     dropout=None,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """LN(residual + dropout(x + x_bias)), all in float32 at least; x, residual (..., H); weight, bias, x_bias (H,)."""
+    """LN(residual + dropout(x + x_bias)), all in float32 at least; x, residual (..., H); weight, bias, x_bias (H,).
+
+    ``rows`` (R,) int64 are the numbers of x's rows in the random stream, by default 0, 1, 2, ...
+    """
     dtype = _compute_dtype(x.dtype)
     with torch.autocast(x.device.type, enabled=False):
         y = x.to(dtype)
         if x_bias is not None:
             y = y + x_bias.to(dtype)
-        y = apply_dropout(y, dropout)
+        y = apply_dropout(y, dropout, rows)
         if residual is not None:
             y = residual.to(dtype) + y
         y = F.layer_norm(y, (y.shape[-1],), weight.to(dtype), bias.to(dtype), eps)

@@ -107,6 +107,7 @@ def _layer_norm_fwd_kernel(
     mean_ptr,  # (M) fp32
     rstd_ptr,  # (M) fp32
     rng_ptr,  # (2) int64: seed, offset
+    numbers_ptr,  # (M) int64, the rows' numbers in the random stream
     data_ptr,  # (M, N) 8 bits of out
     slot_scale_ptr,  # (1)
     maxima_ptr,  # (LANES) int32
@@ -119,6 +120,7 @@ def _layer_norm_fwd_kernel(
     HAS_X_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    NUMBERED: tl.constexpr,
     SAVE_SUM: tl.constexpr,
     LIMIT: tl.constexpr,
     LANES: tl.constexpr,
@@ -134,7 +136,8 @@ def _layer_norm_fwd_kernel(
         z += tl.load(x_bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
-        keep = keep_bits(seed, offset, site, threshold, rows, 0, BLOCK_M, BLOCK_N)
+        numbers = tl.load(numbers_ptr + rows, mask=rows < M, other=0) if NUMBERED else rows
+        keep = keep_bits(seed, offset, site, threshold, numbers, 0, BLOCK_M, BLOCK_N)
         z = tl.where(keep, z * scale, 0.0)
     if HAS_RESIDUAL:
         z += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -163,6 +166,7 @@ def _layer_norm_bwd_kernel(
     dresidual_ptr,  # (M, N)
     partial_ptr,  # (programs, 3, N) fp32: dweight, dbias, dx_bias
     rng_ptr,
+    numbers_ptr,  # (M) int64
     M,
     N,
     rows_each,
@@ -172,6 +176,7 @@ def _layer_norm_bwd_kernel(
     HAS_X_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    NUMBERED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -210,7 +215,8 @@ def _layer_norm_bwd_kernel(
         if HAS_DROPOUT:
             if HAS_RESIDUAL:
                 tl.store(dresidual_ptr + at, dz.to(dresidual_ptr.dtype.element_ty), mask=inside)
-            keep = keep_bits(seed, offset, site, threshold, rows, 0, BLOCK_M, BLOCK_N)
+            numbers = tl.load(numbers_ptr + rows, mask=rows < last, other=0) if NUMBERED else rows
+            keep = keep_bits(seed, offset, site, threshold, numbers, 0, BLOCK_M, BLOCK_N)
             dx = tl.where(keep, dz * scale, 0.0)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         dweight += tl.sum(dout * normal, 0)[None, :]
@@ -267,25 +273,42 @@ def sum_rows(partial: Tensor, parts: int = 1) -> list[Tensor]:
 
 
 def layer_norm_forward(
-    x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save, slot: Slot | None = None
+    x,
+    weight,
+    bias,
+    eps,
+    x_bias,
+    residual,
+    rng,
+    site,
+    threshold,
+    scale,
+    save,
+    slot: Slot | None = None,
+    numbers: Tensor | None = None,
 ):
-    """x, residual (M, N) contiguous -> out, z or empty, mean, rstd; with a slot also the 8 bits of out."""
+    """x, residual (M, N) contiguous -> out, z or empty, mean, rstd; with a slot also the 8 bits of out.
+
+    ``numbers`` (M,) are those of the rows in the random stream; None for 0, 1, 2, ...
+    """
     rows, columns = x.shape
-    weight, bias, x_bias = whole(weight, bias, x_bias)
+    weight, bias, x_bias, numbers = whole(weight, bias, x_bias, numbers)
     out = torch.empty_like(x)
     total = torch.empty_like(x) if save else x.new_empty(0)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
     data = [] if slot is None else [x.new_empty(rows, columns, dtype=slot.kind)]
     casts = (out, mean, mean) if slot is None else (*data, slot.scale, slot.maxima)
     settings = forward_settings(columns)
+    state = empty_rng(x) if rng is None else rng
     if rows:
         _layer_norm_fwd_kernel[(cdiv(rows, settings["BLOCK_M"]),)](
             *(x, x if x_bias is None else x_bias, x if residual is None else residual, weight, bias),
-            *(out, total, mean, rstd, empty_rng(x) if rng is None else rng, *casts),
+            *(out, total, mean, rstd, state, state if numbers is None else numbers, *casts),
             *(rows, columns, eps, site, threshold, scale),
             HAS_X_BIAS=x_bias is not None,
             HAS_RESIDUAL=residual is not None,
             HAS_DROPOUT=rng is not None,
+            NUMBERED=numbers is not None,
             SAVE_SUM=save,
             LIMIT=0.0 if slot is None else LARGEST[slot.kind],
             LANES=LANES,
@@ -295,7 +318,9 @@ def layer_norm_forward(
     return out, total, mean, rstd, *data
 
 
-def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias):
+def layer_norm_backward(
+    dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias, numbers=None
+):
     """-> dx, dresidual (empty without dropout: dx then), dweight, dbias, dx_bias (or empty), the last three fp32."""
     rows, columns = dout.shape
     settings = backward_settings(columns)
@@ -304,13 +329,16 @@ def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, s
     dx = torch.empty_like(dout)
     dresidual = torch.empty_like(dout) if rng is not None and has_residual else dout.new_empty(0)
     partial = torch.empty(programs, 3, columns, dtype=torch.float32, device=dout.device)
+    weight, numbers = whole(weight, numbers)
+    state = empty_rng(dout) if rng is None else rng
     if rows:
         _layer_norm_bwd_kernel[(programs,)](
-            *(dout, total, mean, rstd, *whole(weight), dx, dresidual, partial, empty_rng(dout) if rng is None else rng),
+            *(dout, total, mean, rstd, weight, dx, dresidual, partial, state, state if numbers is None else numbers),
             *(rows, columns, each, site, threshold, scale),
             HAS_X_BIAS=has_x_bias,
             HAS_RESIDUAL=has_residual,
             HAS_DROPOUT=rng is not None,
+            NUMBERED=numbers is not None,
             **settings,
             **differences(dout),
         )

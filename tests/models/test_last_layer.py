@@ -1,4 +1,5 @@
-"""The last layer computed only where a loss reads it: the same losses and gradients as computing all of it."""
+"""The last layer computed only where a loss reads it: the same losses and gradients as computing all of it, dropout
+included."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from fastbert import (
     BertForNextSentencePrediction,
     BertForPreTraining,
     BertForSequenceClassification,
+    BertModel,
     PackedBatch,
     rng,
 )
@@ -43,20 +45,23 @@ def batch() -> PackedBatch:
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DROPOUT = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
 
 
 @pytest.mark.parametrize("cls", [BertForPreTraining, BertForMaskedLM])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_losses_and_gradients_are_the_same(cls, recompute):
+@pytest.mark.parametrize("dropout", [NO_DROPOUT, DROPOUT])
+def test_losses_and_gradients_are_the_same(cls, recompute, dropout):
     results = {}
     for which in ("all", "needed"):
-        model = make(cls, **NO_DROPOUT)
+        model = make(cls, **dropout)
         model.last_layer = which
         if recompute:
             model.gradient_checkpointing_enable()
         rows = []
         model.bert.encoder.layer[-1].output.register_forward_hook(lambda m, i, out, rows=rows: rows.append(len(out)))
-        out = model(batch())
+        with rng.use(rng.DropoutKey(5, 1)):
+            out = model(batch())
         out.loss.backward()
         results[which] = out.loss, out.mlm_logits, *(p.grad for p in model.parameters())
         # 27 tokens; else the four labelled ones, and three first ones where there is a pooler.
@@ -122,7 +127,7 @@ HEADS = {
 }
 
 
-def pooled_only(cls) -> tuple:
+def pooled_only(cls, **changes) -> tuple:
     """A model that reads nothing but the pooled token, what it is called with, and in its padded form."""
     sequences = [torch.randint(5, 50, (n,), generator=torch.Generator().manual_seed(n)) for n in (9, 1, 17, 6)]
     packed = PackedBatch.from_sequences(sequences)
@@ -134,8 +139,7 @@ def pooled_only(cls) -> tuple:
     if cls is BertForMultipleChoice:
         ids, keep = ids.view(2, 2, 17), keep.view(2, 2, 17)
     padded = {"input_ids": ids, "attention_mask": keep, **given}
-    model = make(cls, **HEADS[cls])
-    model.last_layer = "needed"
+    model = make(cls, **HEADS[cls], **changes)
     return model, ({"num_choices": 2} if cls is BertForMultipleChoice else {}) | given, packed, padded
 
 
@@ -153,10 +157,9 @@ def rows_of_the_last_layer(monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("cls", HEADS)
 @pytest.mark.parametrize("form", ["packed", "padded", "packed, recomputed", "padded, left"])
-def test_what_only_the_pooler_reads_has_the_same_losses_and_gradients(monkeypatch, cls, form):
-    model, given, packed, padded = pooled_only(cls)
-    for config in (model.config, *(layer.config for layer in model.bert.encoder.layer)):
-        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+@pytest.mark.parametrize("dropout", [NO_DROPOUT, DROPOUT])
+def test_what_only_the_pooler_reads_has_the_same_losses_and_gradients(monkeypatch, cls, form, dropout):
+    model, given, packed, padded = pooled_only(cls, **dropout)
     if form == "padded, left":  # the rectangle, of which pads are computed too
         padded = {name: x if name == "labels" else x.flip(-1) for name, x in padded.items()}
     if "recomputed" in form:
@@ -164,22 +167,35 @@ def test_what_only_the_pooler_reads_has_the_same_losses_and_gradients(monkeypatc
     inputs, options = ((packed,), given) if "packed" in form else ((), padded)
     every, results = 4 * 17 if form == "padded, left" else 33, []
     rows = rows_of_the_last_layer(monkeypatch)
-    for which in ("all", "needed"):
-        model.last_layer = which
+    for whole in (True, False):
         model.zero_grad()
         rows.clear()
-        with rng.use(rng.DropoutKey(5, 1)):
+        with monkeypatch.context() as patch, rng.use(rng.DropoutKey(5, 1)):
+            if whole:
+                patch.setattr(BertModel, "last_layer_is_unseen", lambda self: False)
             out = model(*inputs, **options)
-        assert rows == [every, 4 if which == "needed" else every]
+        assert rows == [every, every if whole else 4]
         out.loss.backward()
         results.append([out.loss, out.logits, *(p.grad for p in model.parameters())])
     for whole, part in zip(*results, strict=True):
         torch.testing.assert_close(part, whole, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("which", ["all", "needed"])
+def test_on_a_gpu_training_computes_all_of_it_unless_told_otherwise(monkeypatch, which):
+    model, given, packed, _ = pooled_only(BertForSequenceClassification)
+    rows = rows_of_the_last_layer(monkeypatch)
+    monkeypatch.setattr(BertForSequenceClassification, "device", torch.device("cuda"))
+    model.last_layer = which
+    model(packed, **given)
+    assert rows == [33, 33 if which == "all" else 4]
+    rows.clear()
+    model.eval()(packed, **given)
+    assert rows == [33, 33]
+
+
 def test_sequences_and_batches_without_tokens_have_no_rows():
     model = make(BertForSequenceClassification, **NO_DROPOUT)
-    model.last_layer = "needed"
     for bounds in ([0, 0, 3, 3], [0, 0]):
         ids = torch.arange(5, 5 + bounds[-1])
         options = {"cu_seqlens": torch.tensor(bounds, dtype=torch.int32), "max_seqlen": bounds[-1]}
@@ -203,9 +219,18 @@ def test_states_that_are_asked_for_are_of_all_tokens():
     assert [len(state) for state in model(packed, **given).hidden_states] == [33] * 3
 
 
-def test_by_default_all_of_it_is_computed(monkeypatch):
+class BatchNorm(torch.nn.BatchNorm1d):
+    """In the place of a LayerNorm: what it makes of a token depends on the others."""
+
+    def __init__(self, norm: torch.nn.LayerNorm) -> None:
+        super().__init__(norm.weight.numel(), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_of_ones_own_sees_all_tokens(monkeypatch, training):
     model, given, packed, _ = pooled_only(BertForSequenceClassification)
-    del model.last_layer
+    last = model.bert.encoder.layer[-1]
     rows = rows_of_the_last_layer(monkeypatch)
-    model(packed, **given)
+    last.output.LayerNorm = BatchNorm(last.output.LayerNorm)
+    model.train(training)(packed, **given)
     assert rows == [33, 33]

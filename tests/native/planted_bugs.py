@@ -100,11 +100,20 @@ BUGS = [
     Bug(
         "dropout: columns past 1,024 get the bits of the first",
         "philox.h",
-        "bits(row, c0, n, d)",
-        "bits(row, 0, n, d)",
+        "bits(d.number(row), c0, n, d)",
+        "bits(d.number(row), 0, n, d)",
         OPS,
         "masks",
         compiled="dropout.cpp",
+    ),
+    Bug(
+        "layer_norm: some rows of a tensor drop what its first rows drop",
+        "philox.h",
+        "bits(d.number(row), c0, n, d)",
+        "bits(row, c0, n, d)",
+        OPS,
+        "some_rows",
+        compiled="layer_norm.cpp",
     ),
     Bug("dropout: another site", "vec_{level}.h", "d.site", "(d.site ^ 1)", OPS, "masks", compiled="dropout.cpp"),
     Bug(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from close import assert_close
 from levels import LEVELS, Guarded, at_level
+from numbered_rows import check_numbered_rows
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
@@ -164,6 +165,11 @@ def test_dropout_is_its_own_gradient(level):
     ops.dropout(x, DROPOUT).backward(torch.ones(4, 300))
     keep = reference.keep_mask(torch.arange(4), 300, DROPOUT)
     assert torch.equal(x.grad, keep * torch.tensor(DROPOUT.scale, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_some_rows_drop_what_they_drop_among_all(level, dtype):
+    check_numbered_rows(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

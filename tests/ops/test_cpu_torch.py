@@ -32,12 +32,12 @@ def _samples():
     labels = torch.arange(6)
     yield "gelu", (x, w, False)
     yield "gelu", (x, None, True)
-    yield "dropout", (x, *BITS)
-    yield "dropout", (x, *LATER)
+    yield "dropout", (x, *BITS, None)
+    yield "dropout", (x, *LATER, torch.arange(6))
     yield "keep_mask", (torch.arange(6), 20, *BITS)
-    yield "layer_norm", (x, w, _leaf(20), 1e-5, None, None, 0, 0, 0, 0, None, True)
-    yield "layer_norm", (x, w, _leaf(20), 1e-5, _leaf(20), _leaf(6, 20), *BITS, True)
-    yield "layer_norm", (x, w, _leaf(20), 1e-5, _leaf(20), _leaf(6, 20), *LATER, True)
+    yield "layer_norm", (x, w, _leaf(20), 1e-5, None, None, 0, 0, 0, 0, None, None, True)
+    yield "layer_norm", (x, w, _leaf(20), 1e-5, _leaf(20), _leaf(6, 20), *BITS, torch.arange(6).flip(0), True)
+    yield "layer_norm", (x, w, _leaf(20), 1e-5, _leaf(20), _leaf(6, 20), *LATER, None, True)
     yield "cross_entropy", (x, labels, -100)
 
 

@@ -33,9 +33,9 @@ def _samples() -> dict[str, tuple]:
     return {
         "gelu": (r(6, 20), r(20), False),
         "gelu_backward": (r(6, 20), r(6, 20), r(20), False),
-        "layer_norm": (r(6, 20), r(20), r(20), 1e-5, r(20), r(6, 20), *NO_DROPOUT, True),
-        "layer_norm_backward": (r(6, 20), r(6, 20), r(6), r(6), r(20), *NO_DROPOUT, True, True),
-        "dropout": (r(6, 20), 13107, 11, 4, 2, None),
+        "layer_norm": (r(6, 20), r(20), r(20), 1e-5, r(20), r(6, 20), *NO_DROPOUT, ids, True),
+        "layer_norm_backward": (r(6, 20), r(6, 20), r(6), r(6), r(20), *NO_DROPOUT, ids, True, True),
+        "dropout": (r(6, 20), 13107, 11, 4, 2, None, ids),
         "keep_mask": (ids, 20, 13107, 11, 4, 2, None),
         "cross_entropy": (r(6, 20), ids, -100),
         "cross_entropy_backward": (r(6), r(6, 20), ids, r(6, 2), -100),

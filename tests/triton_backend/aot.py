@@ -141,13 +141,14 @@ def settings(arch: int, short: bool = False):
 
 def layer_settings(dtype: str = "bf16"):
     plain = {"LIMIT": 0.0, "LANES": fp8.LANES}  # nothing in 8 bits
-    flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True}
-    for block in (256, 1024, 4096):
+    for block, numbered in ((256, False), (1024, False), (1024, True), (4096, False)):
+        flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "NUMBERED": numbered}
+        size = f"{block} numbered" if numbered else str(block)
         tile, launch = _apart(layer_norm.forward_settings(block))
         both = {**flags, **tile, "SAVE_SUM": True, **plain}
-        yield f"layer_norm_fwd {block}", layer_norm._layer_norm_fwd_kernel, dtype, both, launch
+        yield f"layer_norm_fwd {size}", layer_norm._layer_norm_fwd_kernel, dtype, both, launch
         tile, launch = _apart(layer_norm.backward_settings(block))
-        yield f"layer_norm_bwd {block}", layer_norm._layer_norm_bwd_kernel, dtype, {**flags, **tile}, launch
+        yield f"layer_norm_bwd {size}", layer_norm._layer_norm_bwd_kernel, dtype, {**flags, **tile}, launch
     tile, launch = _apart(layer_norm.SUM_ROWS)
     yield "sum_rows", layer_norm.sum_rows_kernel, dtype, tile, launch
     tile, launch = _apart(linear.sum_settings(3072))
@@ -159,7 +160,7 @@ def layer_settings(dtype: str = "bf16"):
         yield f"gelu_fwd {kind}", gelu._gelu_fwd_kernel, dtype, forward, {}
         tile, launch = _apart(gelu.backward_settings(4096, tanh))
         yield f"gelu_bwd {kind}", gelu._gelu_bwd_kernel, dtype, {**flags, **tile}, launch
-    yield "dropout", dropout._dropout_kernel, dtype, {"BLOCK_M": 4, "BLOCK_N": 256}, {}
+    yield "dropout", dropout._dropout_kernel, dtype, {"BLOCK_M": 4, "BLOCK_N": 256, "NUMBERED": False}, {}
     tile, launch = _apart(cross_entropy.forward_settings(30522, 4 if dtype == "fp32" else 2))
     yield "cross_entropy_fwd", cross_entropy._cross_entropy_fwd_kernel, dtype, tile, launch
     block = {"BLOCK": cross_entropy._BLOCK}
@@ -207,7 +208,7 @@ def _bits_settings():
 def fp8_settings(dtype: str = "bf16"):
     """As `settings`: what writes 8 bits. Activations are e4m3, gradients e5m2."""
     e4m3, e5m2 = ({"LIMIT": fp8.LARGEST[kind], "LANES": fp8.LANES} for kind in (fp8.E4M3, fp8.E5M2))
-    flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "SAVE_SUM": True, **e4m3}
+    flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "NUMBERED": False, "SAVE_SUM": True, **e4m3}
     for block in (256, 1024):
         tile, launch = _apart(layer_norm.forward_settings(block))
         yield f"layer_norm_fwd {block} e4m3", layer_norm._layer_norm_fwd_kernel, dtype, {**flags, **tile}, launch

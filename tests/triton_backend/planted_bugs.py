@@ -257,8 +257,8 @@ BUGS = [
     Bug(
         "layer_norm backward: dropout draws the bits of the next row",
         "layer_norm.py",
-        "threshold, rows, 0, BLOCK_M, BLOCK_N)",
-        "threshold, rows + 1, 0, BLOCK_M, BLOCK_N)",
+        "threshold, numbers, 0, BLOCK_M, BLOCK_N)",
+        "threshold, numbers + 1, 0, BLOCK_M, BLOCK_N)",
         "test_layer_norm and dtype0 and shape0",
         after="def _layer_norm_bwd_kernel",
     ),

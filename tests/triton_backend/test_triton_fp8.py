@@ -139,11 +139,12 @@ def test_layer_norm(shape, dtype):
     x, weight, bias, x_bias, residual = (leaf.requires_grad_() for leaf in leaves)
     slot = slot_of(fp8.E4M3, 2.0)
     policy = fp8.Policy(slot.scales, [], [(weight, slot)])
+    rows = torch.arange(shape[0], device=DEVICE).flip(0)
     with fp8.use(policy):
-        out = ops.layer_norm(x, weight, bias, 1e-5, x_bias=x_bias, residual=residual, dropout=DROPOUT)
+        out = ops.layer_norm(x, weight, bias, 1e-5, x_bias=x_bias, residual=residual, dropout=DROPOUT, rows=rows)
         with torch.no_grad():
             assert fp8.attached(ops.layer_norm(x, weight, bias, 1e-5)) is None
-    plain = ops.layer_norm(*twins[:3], 1e-5, x_bias=twins[3], residual=twins[4], dropout=DROPOUT)
+    plain = ops.layer_norm(*twins[:3], 1e-5, x_bias=twins[3], residual=twins[4], dropout=DROPOUT, rows=rows)
     assert fp8.attached(plain) is None
     assert torch.equal(out, plain)
     expected = reference.quantize_fp8(out.detach(), slot.scale, fp8.E4M3)

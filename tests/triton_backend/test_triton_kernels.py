@@ -14,6 +14,7 @@ import interpreter
 import pytest
 import torch
 from close import assert_close
+from numbered_rows import check_numbered_rows
 
 from fastbert import ops, reference
 from fastbert.errors import BackendError
@@ -84,6 +85,11 @@ def run_truth(f, leaves, dtype):
     dout = torch.randn(out.shape, dtype=torch.float64).to(DEVICE)
     out.backward(dout.to(torch.float32 if dtype == torch.float32 or out.dim() == 0 else dtype).double())
     return [out.detach(), *(leaf.grad for leaf in given)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_some_rows_drop_what_they_drop_among_all(dtype):
+    check_numbered_rows(dtype, DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -705,7 +711,7 @@ def test_opcheck():
     utils = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.fastbert.triton_gelu, (x, bias, False), test_utils=utils)
     rng = torch.tensor([1, 2], device=DEVICE)
-    arguments = (x, bias, bias, 1e-5, None, x.detach(), rng, 1, 3000, 1.05, True)
+    arguments = (x, bias, bias, 1e-5, None, x.detach(), rng, 1, 3000, 1.05, None, True)
     torch.library.opcheck(torch.ops.fastbert.triton_layer_norm, arguments, test_utils=utils)
     cu_seqlens = torch.tensor([0, 4], dtype=torch.int32, device=DEVICE)
     q = torch.randn(4, 1, 16, device=DEVICE, requires_grad=True)
