@@ -116,8 +116,9 @@ class ShardedLamb(Lamb):
         return total.sqrt().squeeze(0)
 
     def _collect(self) -> list[Batch]:
-        for p in self.layouts:
-            if p.grad is None:  # its tensors were not used on this process, but may have been on others
+        # DeepSpeed gives a step one group's shards at a time; zeros for the others would stay in memory.
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.grad is None and p in self.layouts:  # not used on this process, but perhaps on others
                 p.grad = torch.zeros_like(p)
         return super()._collect()
 

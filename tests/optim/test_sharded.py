@@ -10,6 +10,7 @@ import sharded_cases as cases
 import torch
 from plain_lamb import largest_relative
 
+from fastbert.optim import Lamb
 from fastbert.optim.sharded import ShardedLamb, ShardLayout
 
 
@@ -125,3 +126,65 @@ def test_a_shard_of_which_nothing_was_in_use_is_updated_with_the_others():
     assert [len(squares) for squares in sums] == [1, 4, 4]  # the norm of all, and two tensors' of each shard
     assert [optimizer.state[p]["step"] for p in params] == [1, 1]
     torch.testing.assert_close(params[1].detach(), torch.full((3,), 0.5))  # by its decay, scaled to its own length
+
+
+def test_only_shards_of_the_step_get_zeros():
+    """DeepSpeed gives one group at a time: zeros for the others would stay in memory until the next step."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    optimizer = ShardedLamb([{"params": [p]} for p in params[:2]], lambda squares: None, variant="clamped")
+    optimizer.layouts = {p: ShardLayout.of_range([3], 0, 3) for p in params}
+    for group in optimizer.param_groups:
+        optimizer.param_groups = [group]
+        optimizer.step()
+        group["params"][0].grad = None
+    assert [p.grad for p in params] == [None] * 3
+    assert [optimizer.state[p]["step"] for p in params[:2]] == [1, 1]
+
+
+def test_groups_and_settings_are_those_of_the_lamb_and_each_group_has_its_own():
+    def after(make):
+        params = [torch.nn.Parameter(torch.arange(1.0, 4.0)) for _ in range(2)]
+        groups = [{"params": params[:1], "lr": 0.5, "weight_decay": 0.0}, {"params": params[1:]}]
+        optimizer = make(Lamb(groups, lr=0.125, betas=(0.5, 0.75), eps=1e-3, variant="apex", max_grad_norm=2.0))
+        for p in params:
+            p.grad = torch.arange(3.0)
+        optimizer.step()
+        assert optimizer.defaults["variant"] == "apex"  # of groups that are added later
+        return torch.stack([p.detach() for p in params])
+
+    def sharded(lamb):
+        optimizer = ShardedLamb.of(lamb, lambda squares: None)
+        (one,), (other,) = (group["params"] for group in optimizer.param_groups)
+        optimizer.layouts = {p: ShardLayout.of_range([3], 0, 3) for p in (one, other)}
+        return optimizer
+
+    torch.testing.assert_close(after(sharded), after(lambda lamb: lamb), rtol=1e-6, atol=0.0)
+
+
+def test_the_norm_that_is_given_is_what_gradients_are_divided_by():
+    """With one group at a time the others' gradients are not there to sum up."""
+
+    def after(norm, largest):
+        p = torch.nn.Parameter(torch.arange(1.0, 7.0))
+        optimizer = ShardedLamb([p], lambda squares: None, variant="apex", eps=0.5, max_grad_norm=largest)
+        optimizer.layouts[p], optimizer.grad_norm = ShardLayout.of_range([4, 2], 0, 6), norm
+        p.grad = torch.full((6,), 8.0)
+        optimizer.step()
+        return p
+
+    assert torch.equal(after(lambda: 64.0, 1.0), after(lambda: 128.0, 2.0))
+    assert torch.equal(after(lambda: 0.5, 1.0), after(None, None))
+    assert not torch.equal(after(lambda: 64.0, 1.0), after(None, 1.0))
+
+
+def test_a_shard_in_16_bits_is_its_float32_shard_rounded():
+    """Of padding too, which no update changes."""
+    narrow, wide = (torch.nn.Parameter(torch.arange(1.0, 7.0).to(dtype)) for dtype in (torch.bfloat16, torch.float32))
+    for p in (narrow, wide):
+        optimizer = ShardedLamb([p], lambda squares: None, lr=0.3)
+        optimizer.layouts[p] = ShardLayout.of_range([3, 2], 0, 6)
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert wide[:5].tolist() != [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert torch.equal(narrow.detach(), wide.detach().bfloat16())
+    assert narrow[5].item() == 6.0
