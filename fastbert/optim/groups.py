@@ -39,7 +39,8 @@ def param_groups(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner, _, last = name.lower().rpartition(".")
-            still = id(parameter) in kept or last == "bias" or owner.endswith(_NORM_NAMES)
+            # "bias" is a part of the names of torch's LSTM (bias_ih_l0) and MultiheadAttention (in_proj_bias).
+            still = id(parameter) in kept or "bias" in last or owner.endswith(_NORM_NAMES)
             (keep if still else decay).append(parameter)
     return [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
 

@@ -39,16 +39,27 @@ def test_type_and_name_both_count():
             self.weight = nn.Parameter(torch.ones(3))
 
     model = nn.ModuleDict({"unlikely_name": nn.LayerNorm(3), "input_layernorm": LlamaNorm(), "head": nn.Linear(3, 3)})
+    model["LayerNorm"], model["sa_layer_norm"] = LlamaNorm(), LlamaNorm()
     model["frozen"] = nn.Linear(2, 2).requires_grad_(False)
     model["tied"] = nn.Linear(3, 3)
     model["tied"].weight = model["head"].weight
     decay, keep = param_groups(model, 0.5)
     assert names_of(model, decay) == ["head.weight"]
     assert names_of(model, keep) == [
-        "head.bias", "input_layernorm.weight", "tied.bias", "unlikely_name.bias", "unlikely_name.weight"
+        "LayerNorm.weight", "head.bias", "input_layernorm.weight", "sa_layer_norm.weight", "tied.bias",
+        "unlikely_name.bias", "unlikely_name.weight",
     ]  # fmt: skip
     decay, more = param_groups(model, 0.5, without_decay=[model["tied"].weight])
     assert (names_of(model, decay), len(more["params"])) == ([], len(keep["params"]) + 1)
+
+
+def test_biases_of_torchs_own_layers_do_not_decay():
+    """Whose names only have a bias in them; what google-research/bert leaves out is found so, too."""
+    model = nn.ModuleDict({"lstm": nn.LSTM(2, 3, bidirectional=True), "attention": nn.MultiheadAttention(4, 2)})
+    decay, keep = param_groups(model, 0.5)
+    assert all("weight" in name for name in names_of(model, decay))
+    assert len(decay["params"]) == 4 + 2
+    assert all("bias" in name for name in names_of(model, keep))
 
 
 def with_gradients(dtype: torch.dtype, scale: float) -> list[nn.Parameter]:
@@ -86,6 +97,14 @@ def test_is_torch(dtype, scale):
         tight = {} if dtype != torch.bfloat16 else {"rtol": 2**-7, "atol": 1e-6}
         torch.testing.assert_close(p.grad, q.grad, **tight)
     assert norm.item() == pytest.approx(expected.item(), rel=1e-6 if dtype != torch.bfloat16 else 2**-7)
+
+
+def test_a_norm_near_zero_is_torchs_too():
+    mine, theirs = with_gradients(torch.float32, 1e-6), with_gradients(torch.float32, 1e-6)
+    clip_grad_norm(mine, 1e-7)
+    torch.nn.utils.clip_grad_norm_(theirs, 1e-7)
+    for p, q in zip(mine[:3], theirs[:3], strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
