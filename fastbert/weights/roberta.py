@@ -30,7 +30,8 @@ _OF_WORDS = (
 
 def _first_position(values: Mapping[str, Any]) -> int:
     """The row of the first token in the table of positions; the rows before it are for pads."""
-    return (values.get("pad_token_id", _DEFAULTS["pad_token_id"]) or 0) + 1
+    pad = values.get("pad_token_id", _DEFAULTS["pad_token_id"])
+    return (pad if isinstance(pad, int) else 0) + 1  # null, or what BertConfig refuses
 
 
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:

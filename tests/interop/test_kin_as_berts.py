@@ -283,3 +283,6 @@ def test_what_is_damaged(tmp_path):
     (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2}))
     with pytest.raises(InputError, match=r"config\.json: max_position_embeddings must be .*, got 0"):
         convert(source, tmp_path / "bert")
+    (source / "config.json").write_text(json.dumps(config | {"pad_token_id": "1"}))
+    with pytest.raises(InputError, match=r"config\.json: pad_token_id must be .*, got '1'"):
+        convert(source, tmp_path / "bert")
