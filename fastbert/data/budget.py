@@ -295,7 +295,9 @@ def real(batch: PackedBatch) -> PackedBatch:
         return batch
     given = {f.name: getattr(batch, f.name) for f in fields(PackedBatch)}
     tokens = {name: given[name][: batch.real_tokens] for name in ("input_ids", "token_type_ids", "position_ids")}
-    labels = {name: given[name][: batch.real_labels] for name in ("mlm_positions", "mlm_labels")}
+    labels = {}
+    if batch.mlm_labels is not None:
+        labels = {name: given[name][: batch.real_labels] for name in ("mlm_positions", "mlm_labels")}
     nsp = None if batch.nsp_labels is None else batch.nsp_labels[: batch.real_sequences]
     bounds = given["cu_seqlens"][: batch.real_sequences + 1]
     plain = PackedBatch(**given | tokens | labels | {"cu_seqlens": bounds, "nsp_labels": nsp})

@@ -138,6 +138,8 @@ def test_pads_are_sequences_of_their_own():
     assert filled.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
     assert filled.cu_seqlens.tolist() == [0, 3, 7, 10, 10, 10]
     assert filled.nsp_labels.tolist() == [1, -100, -100, -100, -100]
+    again = real(filled)
+    assert (again.input_ids.tolist(), again.nsp_labels.tolist(), again.mlm_labels) == ([1, 2, 3], [1], None)
     fill_up(batch, BatchShape(10, 3, 0, 4), 7)
     with pytest.raises(InputError, match="expected to hold 3 tokens, 1 sequences"):
         fill_up(batch, BatchShape(10, 2, 0, 4), 7)  # seven pads are two sequences
