@@ -169,6 +169,12 @@ def test_state_dict_and_copies_go_on_bit_for_bit(variant):
         assert torch.equal(p, r)
 
 
+def test_defaults_are_those_of_nvidias_recipe():
+    group = Lamb([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-3, (0.9, 0.999), 1e-6, 0.01)
+    assert (group["variant"], group["max_grad_norm"], group["trust_range"]) == ("nvlamb", 1.0, (0.01, 0.3))
+
+
 def test_another_variant_is_refused():
     with pytest.raises(InputError, match="variant must be one of nvlamb, apex, clamped, got 'lars'"):
         Lamb([torch.nn.Parameter(torch.zeros(1))], variant="lars")
