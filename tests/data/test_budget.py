@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fastbert import PackedBatch
-from fastbert.data.budget import BatchShape, BudgetData, fill_up, real
+from fastbert.data.budget import BatchShape, BudgetData, _round_up, fill_up, real
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
@@ -107,6 +108,70 @@ def test_what_a_later_epoch_needs_more_goes_into_more_batches(small_numbered):
         assert packed.collate(0, ids).num_sequences == 11
 
 
+def of_lengths(*epochs: list[int], budget: int = 512, **settings) -> BudgetData:
+    """Batches of samples of these lengths in each epoch, of at most 64 tokens."""
+    config = PretrainingConfig(max_seqlen=64, **settings)
+    shards = SimpleNamespace(manifest=SimpleNamespace(special_ids=SimpleNamespace(pad=0)))
+    lengths = [np.array(epoch) for epoch in epochs]
+    data = SimpleNamespace(
+        config=config, shards=shards, check_budget=lambda _: None, lengths=lambda epoch: lengths[epoch]
+    )
+    return BudgetData(data, budget)
+
+
+@pytest.mark.parametrize(
+    ("dealt", "shape", "wanted"),
+    [
+        # Eleven of 60 are too many tokens for one batch, and the three that go are one more.
+        ([range(11)], (512, 40, 200), [3, 8]),
+        # Six short ones and the eight sequences that pads would be are three too many.
+        ([range(11, 17)], (512, 11, 200), [3, 3]),
+        # A batch of 60 has at most 9 predictions, three of them are too many for 20.
+        ([range(3), range(3, 6)], (512, 40, 20), [2, 2, 2]),
+        ([range(1)], (512, 40, 20), [1]),
+    ],
+    ids=["tokens", "sequences", "predictions", "fits"],
+)
+def test_each_limit_of_a_shape_moves_samples_to_more_batches(dealt, shape, wanted):
+    packed = of_lengths([60] * 11 + [4] * 6)
+    packed._shape, packed._deal = BatchShape(*shape, 64), lambda epoch: [np.array(ids) for ids in dealt]
+    batches = packed.batches(0)
+    assert sorted(map(len, batches)) == wanted
+    assert sorted(itertools.chain(*batches)) == sorted(itertools.chain(*dealt))
+
+
+def test_batches_come_in_an_order_of_their_own_each_epoch_and_seed():
+    """Dealt, the first have the largest packs; a rank would get those alone."""
+    orders = set()
+    for seed in (0, 1):
+        packed = of_lengths(*[[64] * 20] * 2, seed=seed)
+        packed._deal = lambda epoch: [np.array([i]) for i in range(20)]
+        for epoch in (0, 1):
+            order = tuple(int(ids[0]) for ids in packed.batches(epoch))
+            assert sorted(order) == list(range(20))
+            orders.add(order)
+    assert len(orders | {tuple(range(20))}) == 5
+
+
+def test_what_is_packed_together_is_drawn_anew_each_epoch():
+    """Neighbours in the corpus are of one document."""
+    packed = of_lengths(*[[16] * 40] * 2, budget=64)
+    one, two = ({tuple(sorted(ids.tolist())) for ids in packed.batches(epoch)} for epoch in (0, 1))
+    assert {len(ids) for ids in one | two} == {4}
+    assert not one & two
+    assert not any(ids[3] - ids[0] == 3 for ids in one | two)
+
+
+def test_a_shape_is_a_little_more_than_the_first_epoch_needs():
+    assert [_round_up(number) for number in (0, 7, 8, 640)] == [8, 8, 16, 656]
+    assert of_lengths([48] * 40, budget=480, max_predictions=3).shape == BatchShape(480, 16, 32, 64)
+    # The only sample of the first is short, and a later one as long as it may be.
+    packed = of_lengths([5], [64] * 9)
+    assert packed.shape == BatchShape(512, 16, 16, 64)
+    assert [len(ids) for ids in packed.batches(1)] == [1] * 9
+    assert (packed.efficiency(0), packed.efficiency(1)) == (5 / 512, 64 / 512)
+
+
 def test_in_a_loader_and_in_another_process(small_numbered):
     data = BudgetData(PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64)), 512)
     count = len(data.batches(0))
@@ -125,6 +190,9 @@ def test_what_does_not_fit(data):
     batch = data.collate(0, np.arange(5))
     with pytest.raises(InputError, match="was expected to hold"):
         fill_up(batch, BatchShape(batch.num_tokens, 4, 500, 64), 0)
+    for short in ((batch.num_tokens - 1, 20, 500), (batch.num_tokens, 20, batch.num_labels - 1)):
+        with pytest.raises(InputError, match="was expected to hold"):
+            fill_up(batch, BatchShape(*short, 64), 0)
     with pytest.raises(InputError, match="token_budget of 512"):
         BudgetData(data, 512).batches(0, 500)
 
@@ -143,3 +211,5 @@ def test_pads_are_sequences_of_their_own():
     fill_up(batch, BatchShape(10, 3, 0, 4), 7)
     with pytest.raises(InputError, match="expected to hold 3 tokens, 1 sequences"):
         fill_up(batch, BatchShape(10, 2, 0, 4), 7)  # seven pads are two sequences
+    for tokens, sequences in ((7, 2), (3, 1)):  # four are one, none are none
+        assert fill_up(batch, BatchShape(tokens, sequences, 0, 4), 7).num_sequences == sequences

@@ -14,9 +14,9 @@ from tf_bundle import write_bundle
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.interop.convert import convert
-from fastbert.weights import leveldb
+from fastbert.weights import leveldb, tensor_bundle
 from fastbert.weights.crc32c import crc32c, masked
-from fastbert.weights.tensor_bundle import index_bytes, read_bundle, read_index, shard_path
+from fastbert.weights.tensor_bundle import Entry, _messages, index_bytes, read_bundle, read_index, shard_path
 
 
 def test_checksum_is_crc_32c():
@@ -112,8 +112,6 @@ def test_damage_anywhere_is_found(tmp_path):
 
 
 def _entry(**changes):
-    from fastbert.weights.tensor_bundle import Entry
-
     return Entry(**{"dtype": 1, "shape": (4,), "shard": 0, "offset": 0, "size": 16, "crc": 0, **changes})
 
 
@@ -123,6 +121,7 @@ def _entry(**changes):
         {"shape": (1 << 40,), "size": 1 << 42},
         {"shape": (1 << 31, 1 << 31, 1 << 31)},
         {"shape": (-4,), "size": -16},
+        {"shape": (-2, -2)},
         {"shard": 5},
         {"shard": -1},
         {"offset": -16},
@@ -131,8 +130,11 @@ def _entry(**changes):
     ],
 )
 def test_descriptions_that_lie_are_refused(changes, tmp_path):
-    (tmp_path / "b.ckpt.data-00000-of-00001").write_bytes(bytes(16))
-    (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry(**changes)}))
+    """With a checksum that agrees wherever there is something to read."""
+    (tmp_path / "b.ckpt.data-00000-of-00001").write_bytes(bytes(32))
+    size = changes.get("size", 16)
+    entry = _entry(**changes, crc=masked(crc32c(bytes(size if 0 <= size < 32 else 16))))
+    (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": entry}))
     with pytest.raises(CheckpointError) as refused:
         read_bundle(tmp_path / "b.ckpt")
     assert "\n" not in str(refused.value)
@@ -152,6 +154,37 @@ def test_a_number_of_files_that_lies_is_refused(shards, tmp_path):
     (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry()}, shards))
     with pytest.raises(CheckpointError, match="4096 files"):
         read_bundle(tmp_path / "b.ckpt")
+
+
+def test_text_among_the_tensors_is_left_out(tmp_path):
+    prefix = write_bundle(tmp_path / "b.ckpt", {"v": torch.arange(4.0)})
+    entries = read_index(f"{prefix}.index")[1] | {"text": _entry(dtype=7)}  # DT_STRING
+    Path(f"{prefix}.index").write_bytes(index_bytes(entries))
+    assert {name: tensor.tolist() for name, tensor in read_bundle(prefix).items()} == {"v": [0.0, 1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("header", "entry", "said"),
+    [
+        ({"endianness": 1}, {}, "expected little-endian numbers in 1 to 4096 files, got endianness 1"),
+        ({}, {"slices": [b"0"]}, "b'v' is cut in slices"),
+    ],
+    ids=["big-endian", "slices"],
+)
+def test_what_tensorflow_can_write_and_is_not_read(header, entry, said, tmp_path):
+    header_type, entry_type = _messages()
+    rows = [(b"", header_type(num_shards=1, **header)), (b"v", entry_type(dtype=1, **entry))]
+    (tmp_path / "b.ckpt.index").write_bytes(leveldb.table_bytes([(k, m.SerializeToString()) for k, m in rows]))
+    with pytest.raises(CheckpointError, match=said):
+        read_index(tmp_path / "b.ckpt.index")
+
+
+def test_an_index_that_is_larger_than_any_is_not_read(tmp_path, monkeypatch):
+    content = index_bytes({"v": _entry()})
+    (tmp_path / "b.ckpt.index").write_bytes(content)
+    monkeypatch.setattr(tensor_bundle, "MAX_BYTES", len(content) - 1)
+    with pytest.raises(CheckpointError, match=rf"expected at most {len(content) - 1} bytes, got {len(content)}"):
+        read_index(tmp_path / "b.ckpt.index")
 
 
 def test_blocks_compressed_by_snappy_are_read(tmp_path, monkeypatch):
