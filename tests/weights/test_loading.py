@@ -19,6 +19,7 @@ from fastbert.errors import CheckpointError, InputError
 from fastbert.signals import removed_on_sigterm
 from fastbert.weights.foreign_names import to_tensorflow
 from fastbert.weights.loading import canonical_keys, load_into, padded_vocabulary
+from fastbert.weights.materialise import materialise
 from fastbert.weights.reading import read_state_dict, read_weights_file
 
 WORD = "bert.embeddings.word_embeddings.weight"
@@ -68,6 +69,11 @@ VARIANTS = {
     "as saved": lambda s: s,
     "gamma and beta": gamma_beta,
     "DataParallel": lambda s: {f"module.{n}": t for n, t in s.items()},
+    "DataParallel twice": lambda s: {f"module.module.{n}": t for n, t in s.items()},
+    "FSDP and checkpointing": lambda s: {
+        n.replace("bert.", "bert._fsdp_wrapped_module.").replace(".layer.0.", ".layer.0._checkpoint_wrapped_module."): t
+        for n, t in s.items()
+    },
     "torch.compile": lambda s: {f"_orig_mod.{n}": t for n, t in s.items()},
     "both": lambda s: {f"module._orig_mod.{n}": t for n, t in s.items()},
     "an encoder compiled alone": lambda s: {
@@ -78,7 +84,11 @@ VARIANTS = {
         (f"model._orig_mod.{n.removeprefix('bert.')}" if "bert." in n else n): t for n, t in s.items()
     },
     "no bert prefix": lambda s: {n.removeprefix("bert."): t for n, t in s.items()},
-    "position_ids persisted": lambda s: {**s, "bert.embeddings.position_ids": torch.arange(32)[None]},
+    "buffers persisted": lambda s: {
+        **s,
+        "bert.embeddings.position_ids": torch.arange(32)[None],
+        "bert.embeddings.token_type_ids": torch.zeros(1, 32, dtype=torch.long),
+    },
     "decoder missing": lambda s: {n: t for n, t in s.items() if ".decoder." not in n},
     "only the decoder's bias": lambda s: {n: t for n, t in s.items() if n != "cls.predictions.bias"},
     "only the decoder's weight": lambda s: {n: t for n, t in s.items() if n != WORD},
@@ -199,6 +209,16 @@ def test_a_model_on_meta_gets_a_new_head_with_the_numbers_of_bert(theirs, state)
     assert model.classifier.bias.abs().max() == 0
     assert 0.45 < model.classifier.weight.std() < 0.55  # 1600 numbers: the standard error is 0.009
     assert model(torch.tensor([[2, 5, 3]])).logits.shape == (1, 50)
+
+
+def test_of_a_model_partly_on_meta_buffers_are_computed_and_values_stay():
+    model = torch.nn.Module()
+    model.kept = torch.nn.Parameter(torch.arange(3.0))
+    for name in ("position_ids", "other"):
+        model.register_buffer(name, torch.empty(1, 5, dtype=torch.long, device="meta"))
+    materialise(model, {})
+    assert model.kept.tolist() == [0.0, 1.0, 2.0]
+    assert (model.position_ids.tolist(), model.other.tolist()) == ([[0, 1, 2, 3, 4]], [[0] * 5])
 
 
 def test_what_is_frozen_of_a_model_on_meta_stays_so(state):

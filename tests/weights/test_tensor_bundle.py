@@ -149,11 +149,29 @@ def test_rows_that_lie_are_refused(row):
         list(leveldb._block(content, 0, len(block)))
 
 
+def test_a_number_without_an_end_is_refused():
+    with pytest.raises(ValueError, match="longer than 64 bits"):
+        leveldb._varint(b"\x80" * 10 + b"\1", 0)
+
+
 @pytest.mark.parametrize("shards", [0, -1, 1 << 40])
 def test_a_number_of_files_that_lies_is_refused(shards, tmp_path):
     (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry()}, shards))
     with pytest.raises(CheckpointError, match="4096 files"):
         read_bundle(tmp_path / "b.ckpt")
+
+
+def test_types_have_tensorflows_numbers():
+    names = pytest.importorskip("tensorboard.compat.proto.types_pb2").DataType
+    theirs = {"float16": "half", "float32": "float", "float64": "double"}
+    for number, dtype in tensor_bundle._TYPES.items():
+        name = str(dtype).removeprefix("torch.")
+        assert names.Name(number) == f"DT_{theirs.get(name, name)}".upper()
+
+
+def test_numbers_without_a_type_there_are_not_written(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^v: expected a type that a checkpoint can hold, got torch\.complex64"):
+        write_bundle(tmp_path / "b.ckpt", {"v": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_text_among_the_tensors_is_left_out(tmp_path):
