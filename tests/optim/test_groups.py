@@ -10,8 +10,9 @@ import torch
 import transformers
 from torch import nn
 
+from fastbert import ops
 from fastbert.errors import InputError
-from fastbert.optim import AdamW, clip_grad_norm, clipped_step, param_groups
+from fastbert.optim import AdamW, Lamb, clip_grad_norm, clipped_step, param_groups
 
 
 def names_of(model: nn.Module, group: dict) -> list[str]:
@@ -117,6 +118,19 @@ def test_a_broken_gradient_is_reported_and_nothing_is_scaled(bad):
     assert math.isnan(norm.item()) == math.isnan(bad)
     for p, old in zip(params[:3], before, strict=True):
         torch.testing.assert_close(p.grad, old, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("make", [AdamW, Lamb])
+@pytest.mark.parametrize("max_norm", [0.5, math.inf])
+def test_a_scale_is_in_the_norm_and_before_the_clip(make, max_norm, backend):
+    plain, large = with_gradients(torch.float32, 1.0), with_gradients(torch.float32, 1024.0)  # a power of two
+    with ops.backend(backend):
+        norm = clipped_step(make(plain, lr=0.1, eps=0.1), max_norm)
+        scaled = clipped_step(make(large, lr=0.1, eps=0.1), max_norm, grad_scale=1 / 1024)
+    assert torch.equal(scaled, norm)
+    assert all(map(torch.equal, plain, large))
+    assert plain[0].detach().any()
 
 
 def test_one_wide_gradient_makes_the_norm_wide():

@@ -69,7 +69,6 @@ VARIANTS = {
     "as saved": lambda s: s,
     "gamma and beta": gamma_beta,
     "DataParallel": lambda s: {f"module.{n}": t for n, t in s.items()},
-    "DataParallel twice": lambda s: {f"module.module.{n}": t for n, t in s.items()},
     "FSDP and checkpointing": lambda s: {
         n.replace("bert.", "bert._fsdp_wrapped_module.").replace(".layer.0.", ".layer.0._checkpoint_wrapped_module."): t
         for n, t in s.items()
