@@ -210,6 +210,41 @@ def test_linear(rows, columns, features):
         assert_close(g, t, s, gradient=i > 0, what=f"result {i}")
 
 
+@pytest.mark.parametrize("operation", ["layer_norm", "linear", "mlp"])
+def test_tensors_of_any_strides(operation):
+    """Three dimensions, numbers that lie apart, transposed weights: the bits of contiguous copies."""
+    sizes = {"x": (2, 16, 6), "residual": (2, 16, 6), "dout": (2, 16, 6), "weight1": (16, 32), "weight2": (32, 16)}
+    given = {name: torch.randn(size).to(DEVICE).transpose(-1, -2) for name, size in sizes.items()}
+    if operation == "linear":
+        given["dout"] = torch.randn(2, 32, 6).to(DEVICE).transpose(-1, -2)
+    given |= {name: torch.randn(32).to(DEVICE)[::2] for name in ("gain", "shift")} | {
+        "bias1": torch.randn(64).to(DEVICE)[::2]
+    }
+
+    def run(change) -> list[torch.Tensor]:
+        kinds = [fp8.E4M3, fp8.E4M3, fp8.E5M2] * 2 + [fp8.E4M3]
+        scales = fp8.Scales(kinds, torch.device(DEVICE))
+        slots = [scales.slot(i) for i in range(len(kinds))]
+        for i, slot in enumerate(slots):
+            slot.note(torch.tensor([4.0 + i], device=DEVICE))
+        scales.end_step()
+        t = {name: change(tensor).detach().requires_grad_() for name, tensor in given.items()}
+        up, down = fp8.Site(t["weight1"], *slots[:3]), fp8.Site(t["weight2"], *slots[3:6])
+        with fp8.use(fp8.Policy(scales, [up, down], [(t["gain"], slots[6])])):
+            if operation == "layer_norm":
+                out = ops.layer_norm(t["x"], t["gain"], t["shift"], 1e-5, residual=t["residual"])
+            elif operation == "linear":
+                out = ops.linear_fp8(t["x"], t["weight1"], t["bias1"], up)
+            else:
+                out = ops.mlp(t["x"], t["weight1"], t["bias1"], t["weight2"])
+        out.backward(t["dout"].detach())
+        return [out.detach(), *(tensor.grad for tensor in t.values() if tensor.grad is not None)]
+
+    apart, together = run(lambda tensor: tensor), run(torch.Tensor.contiguous)
+    assert len(apart) == {"layer_norm": 5, "linear": 4, "mlp": 5}[operation]
+    assert all(map(torch.equal, apart, together))
+
+
 class OnlyValues:
     """A layout whose attention is the values: the kernels of attention have nothing to do with 8 bits."""
 
