@@ -6,9 +6,11 @@ The interpreter is chosen when triton is imported, so these tests run in a proce
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import os
+from types import SimpleNamespace
 
 import interpreter
 import pytest
@@ -18,6 +20,7 @@ from numbered_rows import check_numbered_rows
 
 from fastbert import ops, reference
 from fastbert.errors import BackendError
+from fastbert.reference.dropout import keep_mask
 from fastbert.rng import Dropout
 
 pytest.importorskip("triton")
@@ -627,6 +630,22 @@ def test_attention_of_extreme_dropout(p):
 
     for dtype in [torch.float16] + [torch.float32] * (p == 1):
         check(attention, attention, leaves, dtype)
+
+
+@pytest.mark.parametrize("column", [0, 3])  # a low half of a word, and a high one
+def test_bits_of_attention_at_the_threshold(column):
+    """Which is one in 65,536, and in no other test."""
+    from fastbert.triton_kernels import attention_dropout
+
+    def mask(threshold: int) -> torch.Tensor:
+        return keep_mask(torch.arange(42), 21, SimpleNamespace(seed=99, offset=7, site=3, threshold=threshold))
+
+    dropped = bisect.bisect_left(range(65536), True, key=lambda threshold: not mask(threshold)[0, column])
+    q, bounds = torch.empty(21, 2, 16, device=DEVICE), torch.tensor([0, 21], dtype=torch.int32, device=DEVICE)
+    for threshold in (dropped - 1, dropped):
+        bits = attention_dropout.draw(q, [bounds], 21, torch.tensor([99, 7], device=DEVICE), 3, threshold).cpu()
+        found = (bits[..., None] >> torch.arange(8) & 1).flatten(-2)[..., :21].bool()
+        assert torch.equal(found, mask(threshold).view(21, 2, 21).transpose(0, 1))
 
 
 @pytest.mark.parametrize(("lengths", "causal"), [((70, 3), False), ((130, 61), True)])  # in one pass, and in two
