@@ -634,18 +634,21 @@ def test_attention_of_extreme_dropout(p):
 
 @pytest.mark.parametrize("column", [0, 3])  # a low half of a word, and a high one
 def test_bits_of_attention_at_the_threshold(column):
-    """Which is one in 65,536, and in no other test."""
+    """Which is one in 65,536, and in no other test. The second of two launches draws, too."""
     from fastbert.triton_kernels import attention_dropout
 
     def mask(threshold: int) -> torch.Tensor:
-        return keep_mask(torch.arange(42), 21, SimpleNamespace(seed=99, offset=7, site=3, threshold=threshold))
+        return keep_mask(torch.arange(42), 13, SimpleNamespace(seed=99, offset=7, site=3, threshold=threshold))
 
     dropped = bisect.bisect_left(range(65536), True, key=lambda threshold: not mask(threshold)[0, column])
-    q, bounds = torch.empty(21, 2, 16, device=DEVICE), torch.tensor([0, 21], dtype=torch.int32, device=DEVICE)
+    q = torch.empty(21, 2, 16, device=DEVICE)
+    bounds = [torch.tensor(ends, dtype=torch.int32, device=DEVICE) for ends in ([0, 13], [13, 21])]
     for threshold in (dropped - 1, dropped):
-        bits = attention_dropout.draw(q, [bounds], 21, torch.tensor([99, 7], device=DEVICE), 3, threshold).cpu()
-        found = (bits[..., None] >> torch.arange(8) & 1).flatten(-2)[..., :21].bool()
-        assert torch.equal(found, mask(threshold).view(21, 2, 21).transpose(0, 1))
+        bits = attention_dropout.draw(q, bounds, 13, torch.tensor([99, 7], device=DEVICE), 3, threshold).cpu()
+        found = (bits[..., None] >> torch.arange(8) & 1).flatten(-2).bool()
+        wanted = mask(threshold).view(21, 2, 13).transpose(0, 1)
+        assert torch.equal(found[:, :13, :13], wanted[:, :13])
+        assert torch.equal(found[:, 13:, :8], wanted[:, 13:, :8])
 
 
 @pytest.mark.parametrize(("lengths", "causal"), [((70, 3), False), ((130, 61), True)])  # in one pass, and in two

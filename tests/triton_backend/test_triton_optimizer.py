@@ -89,6 +89,11 @@ def train(make, params, gradients, backend="triton", dtype=torch.float32, step=l
     return results, optimizer
 
 
+def on_device(rate, **options):
+    lr = torch.tensor([rate], device=DEVICE)
+    return lambda optimizer: device_step(optimizer, lr, **options)
+
+
 @pytest.mark.parametrize("corrected", [False, True])
 def test_adamw_is_the_algorithm(corrected):
     params, gradients = some(SIZES)
@@ -147,20 +152,21 @@ def test_narrow_parameters_are_the_float32_run_rounded(make):
             assert torch.equal(p.detach(), optimizer.state[p]["master"].half())
 
 
-def test_kinds_and_addresses_of_all_sorts_in_one_step():
-    """Two dtypes of parameters, gradients that are views, and tensors that begin at any address."""
+@pytest.mark.parametrize("step", [Lamb.step, on_device(0.02)], ids=["host", "device"])
+def test_kinds_and_addresses_of_all_sorts_in_one_step(step):
+    """Two dtypes of parameters in turn, gradients that are views, and tensors that begin at any address."""
     generator = torch.Generator().manual_seed(1)
     store = torch.randn(5000, generator=generator).to(DEVICE)
     params = [torch.nn.Parameter(store[1 + 700 * i :][:600].view(20, 30)) for i in range(3)]
-    params += [torch.nn.Parameter(p.detach().half()) for p in params]
+    params = [q for p in params for q in (p, torch.nn.Parameter(p.detach().half()))]
     for p in params:
         p.grad = torch.randn(30, 20, generator=generator).to(DEVICE, p.dtype).t()
     other = [torch.nn.Parameter(p.detach().clone()) for p in params]
     for p, q in zip(params, other, strict=True):
         q.grad = p.grad
-    Lamb(params, 0.02, variant="apex").step()
+    step(Lamb(params, 0.02, variant="apex"))
     with ops.backend("reference"):
-        Lamb(other, 0.02, variant="apex").step()
+        step(Lamb(other, 0.02, variant="apex"))
     for p, q in zip(params, other, strict=True):
         torch.testing.assert_close(p, q)
 
@@ -204,11 +210,6 @@ def test_the_norm_of_gradients(dtype):
     torch.testing.assert_close(got.double(), truth, rtol=1e-6, atol=0.0)
     gradients[-1][-1] = float("nan")
     assert global_norm(gradients).isnan()
-
-
-def on_device(rate, **options):
-    lr = torch.tensor([rate], device=DEVICE)
-    return lambda optimizer: device_step(optimizer, lr, **options)
 
 
 @pytest.mark.parametrize("make", MAKES)
