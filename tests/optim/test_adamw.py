@@ -11,7 +11,7 @@ import torch
 
 from fastbert import ops
 from fastbert.errors import InputError
-from fastbert.optim import AdamW, Lamb, clipped_step, device_step
+from fastbert.optim import AdamW, Lamb, clipped_step, device_step, prepare
 
 LR, BETA1, BETA2, EPS, DECAY = 0.01, 0.9, 0.999, 1e-6, 0.1
 START = [0.5, -1.25, 3.0, 0.0]
@@ -404,3 +404,13 @@ def test_gradients_and_parameters_that_there_is_no_update_of(optimizer_class):
     optimizer = optimizer_class([p], **({"max_grad_norm": None} if optimizer_class is Lamb else {}))
     with pytest.raises(InputError, match=r"real floating numbers, got one of torch\.complex64"):
         optimizer.step()
+
+
+def test_a_step_on_the_device_is_for_one_device_and_has_dtypes_side_by_side():
+    """Each run of a dtype is a launch."""
+    kinds = (torch.float32, torch.bfloat16, torch.float32)
+    params = [torch.nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in kinds]
+    assert [id(p) for p in prepare(AdamW(params)).params] == [id(params[i]) for i in (1, 0, 2)]
+    params.append(torch.nn.Parameter(torch.zeros(1, device="meta")))
+    with pytest.raises(InputError, match=r"parameters of one device, got \['cpu', 'meta'\]"):
+        prepare(AdamW(params))
