@@ -204,11 +204,13 @@ def test_stage_0_and_a_configuration_of_the_user_s(data, alone, tmp_path):
     ("content", "what"),
     [
         ('{"optimizer": {"type": "Adam"}}', "the optimizer is the run's"),
+        ('{"scheduler": {"type": "WarmupLR"}}', "the scheduler is the run's"),
         ('{"train_batch_size": 64}', "train_batch_size is the run's"),
+        ('{"gradient_accumulation_steps": 2}', "gradient_accumulation_steps is the run's"),
         ('{"gradient_clipping": 0.5}', "gradient_clipping must be what the run's options say, 1.0, or auto, got 0.5"),
         ('{"bf16": {"enabled": true}}', "bf16.enabled must be what the run's options say, False"),
         ('{"zero_optimization": [1]}', "expected zero_optimization to be an object, got list"),
-        ('{"zero_optimization": {"stage": 7}}', "zero_optimization.stage to be 0, 1, 2 or 3, got 7"),
+        ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage to be 0, 1, 2 or 3, got 4"),
         ('{"zero_optimization": {"stage": "two"}}', "zero_optimization.stage to be 0, 1, 2 or 3, got 'two'"),
         ("[1]", "a JSON object, got list"),
         ("{", "expected JSON"),
@@ -250,6 +252,24 @@ def test_what_deepspeed_is_told(options, precision, expected):
     assert {name: found[name] for name in expected} == expected
     assert (told["gradient_clipping"], told["gradient_accumulation_steps"]) == (0.5, 1)
     assert told["zero_optimization"]["stage"] == deepspeed_config.stage(told) == options["zero"]
+
+
+def test_what_a_file_says_besides_reaches_deepspeed(tmp_path):
+    file = tmp_path / "ds.json"
+    with pytest.raises(InputError, match=r"ds\.json: expected a DeepSpeed configuration, found none"):
+        deepspeed_config.configuration(DeepSpeedOptions(file=str(file)), "fp16", 1.0)
+    said = {
+        **{"optimizer": "auto", "scheduler": "auto", "train_batch_size": 1, "zero_optimization": {"stage": 2}},
+        **{"fp16": {"enabled": "auto", "initial_scale_power": 5}, "data_types": {"grad_accum_dtype": "bf16"}},
+    }
+    file.write_text(json.dumps(said))
+    told = deepspeed_config.configuration(DeepSpeedOptions(file=str(file)), "fp16", 1.0)
+    assert not {"optimizer", "scheduler", "train_batch_size"} & told.keys()
+    assert told["fp16"] == {"enabled": True, "initial_scale_power": 5}
+    told = deepspeed_config.configuration(DeepSpeedOptions(file=str(file)), "bf16", 1.0)
+    assert told["data_types"] == {"grad_accum_dtype": "bf16"}
+    with pytest.raises(InputError, match="fp8 does not go with DeepSpeed"):
+        deepspeed_config.configuration(DeepSpeedOptions(file=str(file)), "fp8", 1.0)
 
 
 def test_sums_that_deepspeed_would_make_otherwise_are_refused(tmp_path):
