@@ -109,8 +109,8 @@ def test_what_a_later_epoch_needs_more_goes_into_more_batches(small_numbered):
 
 
 def of_lengths(*epochs: list[int], budget: int = 512, **settings) -> BudgetData:
-    """Batches of samples of these lengths in each epoch, of at most 64 tokens."""
-    config = PretrainingConfig(max_seqlen=64, **settings)
+    """Batches of samples of these lengths in each epoch, of at most 64 tokens if ``settings`` say nothing else."""
+    config = PretrainingConfig(**{"max_seqlen": 64, **settings})
     shards = SimpleNamespace(manifest=SimpleNamespace(special_ids=SimpleNamespace(pad=0)))
     lengths = [np.array(epoch) for epoch in epochs]
     data = SimpleNamespace(
@@ -165,6 +165,8 @@ def test_what_is_packed_together_is_drawn_anew_each_epoch():
 def test_a_shape_is_a_little_more_than_the_first_epoch_needs():
     assert [_round_up(number) for number in (0, 7, 8, 640)] == [8, 8, 16, 656]
     assert of_lengths([48] * 40, budget=480, max_predictions=3).shape == BatchShape(480, 16, 32, 64)
+    # Nearly every token is predicted, and none twice.
+    assert of_lengths([128] * 8, budget=1024, max_seqlen=128, objective="causal").shape.predictions == 1024
     # The only sample of the first is short, and a later one as long as it may be.
     packed = of_lengths([5], [64] * 9)
     assert packed.shape == BatchShape(512, 16, 16, 64)
