@@ -7,12 +7,16 @@ and micro-batches. No shard ends where a tensor does.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import rank_runs
 import torch
 import zero_cases
 from plain_lamb import largest_relative
+
+from fastbert.train.distributed import World
+from fastbert.train.engines.zero import layouts
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (pip install 'fastbert[deepspeed]')")
 
@@ -57,6 +61,20 @@ def test_five_in_a_row_end_the_training_on_all_ranks(quick):
     for said, kept in (result["diverged"] for result in quick):
         assert "5 steps in a row" in said
         assert kept
+
+
+def test_layouts_have_the_gaps_between_tensors():
+    """DeepSpeed leaves them where a tensor begins at a multiple of more elements."""
+    flats = [torch.zeros(6), torch.zeros(4)]
+    sizes = [[3, 5, 2], [4, 3]]
+    inner = SimpleNamespace(
+        single_partition_of_fp32_groups=flats,
+        round_robin_bit16_meta=[[torch.empty(size, device="meta") for size in group] for group in sizes],
+        round_robin_bit16_offsets=[[0, 4, 10], [0, 4]],
+    )
+    first, second = (layouts(inner, World(rank, 2)) for rank in (0, 1))
+    assert [first[flat].parts for flat in flats] == [((3, 0), (1, None), (2, 1)), ((4, 0),)]
+    assert [second[flat].parts for flat in flats] == [((3, 1), (1, None), (2, 2)), ((3, 1), (1, None))]
 
 
 @pytest.fixture
