@@ -154,7 +154,8 @@ def test_a_narrow_electra_is_none(tmp_path):
 def test_what_a_configuration_leaves_out_is_as_in_transformers(kind, given, tmp_path):
     """Another number of heads, or of rows for pads, fits the same weights and computes something else."""
     theirs = getattr(transformers, f"{kind}Config")(**given)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": theirs.model_type, **given}))
+    values = {"model_type": theirs.model_type, "architectures": None, **given}
+    (tmp_path / "config.json").write_text(json.dumps(values))
     ours, names = read_bert_config(tmp_path), dict(FIELDS) if kind == "DistilBert" else {}
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps"):
         assert getattr(ours, name) == getattr(theirs, names.get(name, name), 1e-12), name
@@ -173,6 +174,9 @@ def test_positions_begin_behind_those_of_the_pads(first, tmp_path):
 
 def test_numbers_are_copied_bit_for_bit(tmp_path):
     source, _ = saved(tmp_path, "Roberta", "ForMaskedLM")
+    config = json.loads((source / "config.json").read_text())
+    del config["hidden_act"]  # whose default is that of the head
+    (source / "config.json").write_text(json.dumps(config))
     convert(source, tmp_path / "bert")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "bert"))
     positions = "embeddings.position_embeddings.weight"
@@ -283,6 +287,7 @@ def test_what_is_damaged(tmp_path):
     (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2}))
     with pytest.raises(InputError, match=r"config\.json: max_position_embeddings must be .*, got 0"):
         convert(source, tmp_path / "bert")
-    (source / "config.json").write_text(json.dumps(config | {"pad_token_id": "1"}))
-    with pytest.raises(InputError, match=r"config\.json: pad_token_id must be .*, got '1'"):
-        convert(source, tmp_path / "bert")
+    for name in ("pad_token_id", "max_position_embeddings"):
+        (source / "config.json").write_text(json.dumps(config | {name: "1"}))
+        with pytest.raises(InputError, match=rf"config\.json: {name} must be .*, got '1'"):
+            convert(source, tmp_path / "bert")
