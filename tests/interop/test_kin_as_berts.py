@@ -176,8 +176,8 @@ def test_numbers_are_copied_bit_for_bit(tmp_path):
     source, _ = saved(tmp_path, "Roberta", "ForMaskedLM")
     config = json.loads((source / "config.json").read_text())
     del config["hidden_act"]  # whose default is that of the head
-    (source / "config.json").write_text(json.dumps(config))
-    convert(source, tmp_path / "bert")
+    (source / "config.json").rename(tmp_path / "beside.json").write_text(json.dumps(config))
+    convert(source / "model.safetensors", tmp_path / "bert", config=tmp_path / "beside.json")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "bert"))
     positions = "embeddings.position_embeddings.weight"
     assert torch.equal(before[f"roberta.{positions}"][2:], after[f"bert.{positions}"])
