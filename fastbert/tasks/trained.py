@@ -130,7 +130,8 @@ def load_trained(
             got = f"another head: {name} is {shape} for {own}"
             if shape[1:] == own[1:]:
                 expected, got = f"{expected} with a head of size {own[0]}", f"one of size {shape[0]} ({name})"
-                if not {"id2label", "label2id", "num_labels"} & read_config_file(directory)[1].keys():
+                told = {"id2label", "label2id", "num_labels"} & read_config_file(directory)[1].keys()
+                if not told and shape[0] != 2:  # two need not be told
                     # As in checkpoints of google-research, whose labels are in the code.
                     got += f": config.json tells no number of labels, `fastbert convert {directory} NEW` adds it"
         raise CheckpointError(f"{directory}: {expected}, got {got}")

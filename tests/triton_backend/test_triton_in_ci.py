@@ -37,15 +37,28 @@ def run(*command: str, interpret: bool) -> str:
     return done.stdout
 
 
-@interpreted
-@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_the_kernels_are_right_in_the_interpreter(chosen):
+def run_in_the_interpreter(chosen: str, *names: str) -> None:
     options = ("-m", chosen, "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
-    names = ("kernels", "encoder", "fp8", "optimizer", "replay", "step", "memory")
     files = [str(HERE / f"test_triton_{name}.py") for name in names]
     out = run("-m", "pytest", *options, *files, interpret=True)
     assert " passed" in out
     assert "skipped" not in out
+
+
+# In parts, as all of them would reach a test's time limit on a slow machine.
+PARTS = (("kernels", "memory"), ("encoder", "fp8", "replay"), ("optimizer",), ("step",))
+
+
+@interpreted
+@pytest.mark.parametrize("names", PARTS, ids=" ".join)
+def test_the_kernels_are_right_in_the_interpreter(names):
+    run_in_the_interpreter("not slow", *names)
+
+
+@interpreted
+@pytest.mark.slow
+def test_the_slow_cases_are_right_in_the_interpreter():
+    run_in_the_interpreter("slow", *(name for names in PARTS for name in names))
 
 
 def test_every_shipped_setting_compiles_without_spills_and_uses_the_matrix_units():
