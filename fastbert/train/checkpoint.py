@@ -35,8 +35,6 @@ _log = logging.getLogger("fastbert")
 _WEIGHTS, _OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 _STATE, _MANIFEST = "state.json", "manifest.json"
 FORMAT = 2
-# The tensor files of each format that can be read.
-_TENSORS = {1: ("tensors.safetensors",), FORMAT: (_WEIGHTS, _OPTIMIZER)}
 _OF_OPTIMIZER = "optimizer."
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME = re.compile(r"step_(\d+)")
@@ -190,11 +188,11 @@ def verify(path: str | os.PathLike) -> dict:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST}: cannot be read: {error}") from error
     form = manifest.get("format")
-    needed = {_STATE, *_TENSORS.get(form if isinstance(form, int) else 0, ())}
-    if len(needed) == 1 or not needed <= set(files) or step < 0:
+    needed = (_WEIGHTS, _OPTIMIZER, _STATE)
+    if form != FORMAT or not files.keys() >= set(needed) or step < 0:
         raise CheckpointError(
-            f"{path / _MANIFEST}: expected format {FORMAT} with {', '.join((*_TENSORS[FORMAT], _STATE))}, got format "
-            f"{form!r:.20} with {', '.join(sorted(files)):.200}"
+            f"{path / _MANIFEST}: expected format {FORMAT} with {', '.join(needed)}, got format {form!r:.20} with "
+            f"{', '.join(sorted(files)):.200}"
         )
     for name, _, _ in entries:
         if not _FILE.fullmatch(name):
@@ -270,7 +268,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
     manifest = verify(path)
     try:
         tensors = {}
-        for name in _TENSORS[manifest["format"]]:
+        for name in (_WEIGHTS, _OPTIMIZER):
             with held_signals():  # as in weights.reading
                 tensors |= load_file(path / name)
         state = json.loads((path / _STATE).read_bytes())

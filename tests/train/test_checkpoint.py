@@ -53,22 +53,6 @@ def test_round_trip_is_bit_equal(tmp_path):
     assert step == 3
 
 
-def test_the_first_format_is_still_read(tmp_path):
-    """It held all tensors in one file."""
-    import safetensors.torch
-
-    path = checkpoint.save(tmp_path, 3, some_tensors(), STATE)
-    manifest = json.loads((path / "manifest.json").read_text())
-    for name in FILES[:2]:
-        (path / name).unlink()
-        del manifest["files"][name]
-    data = safetensors.torch.save(some_tensors())
-    (path / "tensors.safetensors").write_bytes(data)
-    manifest["files"]["tensors.safetensors"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
-    assert_same_bits(checkpoint.load(path)[0], some_tensors())
-
-
 def test_manifest_says_what_is_there(tmp_path):
     path = checkpoint.save(tmp_path, 3, some_tensors(), STATE)
     manifest = json.loads((path / "manifest.json").read_text())
