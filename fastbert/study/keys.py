@@ -66,7 +66,13 @@ def _is_duration(value: object) -> bool:
     return is_finite(value) and value > 0
 
 
-_MEASURED = {"seconds": _is_duration, "commit": (str, type(None)), "device": str, "threads": is_count}
+_MEASURED = {
+    "seconds": _is_duration,
+    "processor_seconds": is_finite,
+    "commit": (str, type(None)),
+    "device": str,
+    "threads": is_count,
+}
 
 
 def result_of(key: str, path: Path, holds: dict) -> dict | None:

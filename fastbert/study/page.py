@@ -289,6 +289,7 @@ def _again(page: Document, results: dict) -> None:
         f"{results['data']}."
     )
     hours = [measured[name] / 3600 for name in ("pretraining_seconds", "finetuning_seconds")]
+    # The results in docs/studies are older than this measurement.
     worked = [measured.get(name) for name in ("pretraining_processor_seconds", "finetuning_processor_seconds")]
     of_them = "" if None in worked else f" ({sum(worked) / 3600:.2f} hours of processor time)"
     page.text(

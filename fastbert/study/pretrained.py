@@ -81,7 +81,7 @@ class Wanted:
 
     def missing(self) -> list[int]:
         """The steps whose weights are needed and do not exist."""
-        return [step for step in self.steps if not self.model_at(step).is_dir()]
+        return [step for step in self.steps if not (self.model_at(step) / _DIGEST).is_file()]
 
 
 def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wanted:
@@ -145,8 +145,7 @@ def check_weights(model: Wanted, step: int) -> None:
             f"{model.directory}: expected a finished pre-training, got one that another study has begun again; "
             "the same command waits for it"
         )
-    expected = _digest_of(model, made, step)
-    if not file.is_file() or expected not in (None, keys.file_digest(file)):
+    if not file.is_file() or digest_at(model, made, step) != keys.file_digest(file):
         what = "others" if file.is_file() else "none"
         raise DataError(
             f"{file}: expected the weights that the pre-training left, got {what}; remove {model.directory}, and "
@@ -154,17 +153,11 @@ def check_weights(model: Wanted, step: int) -> None:
         )
 
 
-def _digest_of(model: Wanted, made: dict, step: int) -> str | None:
-    """The SHA-256 that was recorded when the weights were written; None in a cache of an earlier version."""
+def digest_at(model: Wanted, made: dict, step: int) -> str:
+    """The SHA-256 that was recorded when the weights after this step were written; ``made``: the model's result."""
     if step == model.config.steps:
         return made["weights"]
-    digest = (model.model_at(step) / _WEIGHTS).with_name(_DIGEST)
-    return digest.read_text(errors="replace") if digest.is_file() else None
-
-
-def digest_at(model: Wanted, made: dict, step: int) -> str:
-    """The SHA-256 of the weights after this step, of a model whose result is ``made``."""
-    return _digest_of(model, made, step) or keys.file_digest(model.model_at(step) / _WEIGHTS)
+    return (model.model_at(step) / _DIGEST).read_text(errors="replace")
 
 
 def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:

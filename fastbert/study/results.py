@@ -185,13 +185,12 @@ def _disagreement(pair: compare.Pair, figures: dict[str, Figure], margins: dict[
     return {**dataclasses.asdict(pair), "errors": errors, "reason": compare.reason(pair, figures, margins, uses)}
 
 
-def _total(results, name: str) -> float | None:
-    """The sum of a measurement over jobs; None if one was done by a version of fastbert that did not measure it."""
-    counted = [found["measured"].get(name) for found in results]
-    return None if None in counted else sum(counted)
+def _total(results, name: str) -> float:
+    """The sum of a measurement over jobs."""
+    return sum(found["measured"][name] for found in results)
 
 
-def spent(works: Sequence[Work]) -> dict[str, float | None]:
+def spent(works: Sequence[Work]) -> dict[str, float]:
     """The seconds and processor seconds of all jobs of some studies, which must be finished; shared jobs count once."""
     jobs = {job.key: job for work in works for job in (*work.models, *work.cells)}
     results = [job.result() for job in jobs.values()]

@@ -178,7 +178,7 @@ class FinetuneCheckpoints:
         if "finetune" not in state:
             raise CheckpointError(f"{point}: expected a checkpoint of fastbert finetune, got one of fastbert pretrain")
         check_same(point, state["finetune"], self._identity)
-        arithmetic.warn_of_others(point, state.get("computed_with"), current())
+        arithmetic.warn_of_others(point, state["computed_with"], current())
         told = dict(state["progress"])
         winner = told.pop("winner")
         if winner is not None:

@@ -35,15 +35,15 @@ def differing(before: dict, now: dict) -> list[str]:
     return [f"{name} {now[name]} ({before[name]} before)" for name in names]
 
 
-def warn_of_others(path: str | os.PathLike, before: dict | None, world: World) -> None:
+def warn_of_others(path: str | os.PathLike, before: dict, world: World) -> None:
     """Warns, on the first rank, if a run is resumed under other conditions than those under which its checkpoint was
     written: the run is as good, but its bits differ from those of an uninterrupted run.
 
     Args:
         path: the checkpoint.
-        before: the result of `computed_with` at that time; None for an older checkpoint, which has none.
+        before: the result of `computed_with` at that time.
     """
-    others = differing(before or {}, computed_with(world))
+    others = differing(before, computed_with(world))
     if others and world.first:
         _log.warning(
             "%s continues under other conditions, so its bits will differ from those of an uninterrupted run: %s",

@@ -161,13 +161,12 @@ class RunCheckpoints:
                 f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
                 f"{expected[:12]})"
             )
-        optimizer = state.get("optimizer_name", loop.config.optimizer)  # older checkpoints do not say
-        if optimizer != loop.config.optimizer:
+        if state["optimizer_name"] != loop.config.optimizer:
             raise CheckpointError(
-                f"{path}: expected the optimiser that it was trained with, {optimizer}, whose moments it holds, got "
-                f"{loop.config.optimizer}; to change it, start a new run from its model"
+                f"{path}: expected the optimiser that it was trained with, {state['optimizer_name']}, whose moments it "
+                f"holds, got {loop.config.optimizer}; to change it, start a new run from its model"
             )
-        heads = state.get("num_attention_heads", _heads(loop))
+        heads = state["num_attention_heads"]
         if heads != _heads(loop):  # the shapes of the weights do not show it
             raise CheckpointError(
                 f"{path}: expected a model of {heads} attention heads, as it was trained, got one of {_heads(loop)}"
@@ -179,14 +178,14 @@ class RunCheckpoints:
         loop.enter(loop.phases[state["phase"]])
         self._check_order(path, state["order"])
         loop.engine.restore(path, tensors, state)
-        arithmetic.warn_of_others(path, state.get("computed_with"), loop.engine.world)
+        arithmetic.warn_of_others(path, state["computed_with"], loop.engine.world)
         loop.step, loop.tokens, loop.batches.place = state["step"], state["tokens"], tuple(state["place"])
         loop.agreed_seconds = state["seconds"]
-        loop.clock.go_on(state["seconds"], state.get("processor_seconds", 0.0))  # older checkpoints do not say
+        loop.clock.go_on(state["seconds"], state["processor_seconds"])
         self.saved_at, loop.evaluated_at = loop.step, state["evaluated_at"]
         # A line that spans the interruption then has the figures of an uninterrupted run.
         loop.window = Window.of_rank(state["windows"], loop.engine.world.rank, loop.engine.world.size)
-        if loop.spikes and state.get("spikes"):
+        if loop.spikes and state["spikes"]:
             loop.spikes.restore(state["spikes"])
         # The best model so far is not in a new run directory.
         loop.best = state["best"] if has_model(loop.run_dir) else {}
