@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -182,10 +181,3 @@ def _plain(value):
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"not JSON: {type(value).__name__}")
-
-
-def command_line() -> str:
-    """The command line, as far as Python knows it."""
-    import shlex
-
-    return shlex.join(["fastbert", *sys.argv[1:]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,6 +29,11 @@ def refuse_given(args: Any, *names: str, because: str) -> None:
     for name in names:
         if getattr(args, name) != getattr(type(args), name):
             raise InputError(f"{option(name)} belongs to {because}")
+
+
+def command_line() -> str:
+    """The command line, for a report."""
+    return shlex.join(["fastbert", *sys.argv[1:]])
 
 
 @dataclass(kw_only=True)

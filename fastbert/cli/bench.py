@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
+from ._options import command_line
 from ._paths import InputPath, OutputPath
 
 # Options that only some benchmarks read, and which those are.
@@ -123,7 +124,7 @@ def _measure(args: Bench) -> None:
             vocab=args.vocab,
             mb=args.mb,
         )
-        document = run_bench(request, results.command_line(), say)
+        document = run_bench(request, command_line(), say)
     # In a pipe, rich would cut tables at 80 columns and lose figures.
     screen = Console()
     table.show(document, screen if screen.is_terminal else Console(width=150))

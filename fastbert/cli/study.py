@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..wording import counted
+from ._options import command_line
 from ._paths import InputPath, OutputPath
 
 
@@ -104,8 +105,8 @@ def _print_total(works: list) -> None:
     from ..study import results
 
     took = results.spent(works)
-    worked = "unknown" if took["processor_seconds"] is None else f"{took['processor_seconds'] / 3600:.2f}"
-    print(f"{len(works)} studies: {took['seconds'] / 3600:.2f} hours of one process, processor time {worked} hours")
+    hours, worked = took["seconds"] / 3600, took["processor_seconds"] / 3600
+    print(f"{len(works)} studies: {hours:.2f} hours of one process, processor time {worked:.2f} hours")
 
 
 def _report(args: Study, study) -> Path:
@@ -141,7 +142,7 @@ def _run(args: Study, work) -> None:
         print(f"{study.name}: {left}; the same command goes on from here", file=sys.stderr)
         raise
     out = _report(args, study)
-    found = results.collect(work, _command())
+    found = results.collect(work, command_line())
     if study.polysemy:
         with runner.with_threads(args.threads):
             found["polysemy"] = senses.measure(work, out)
@@ -157,11 +158,3 @@ def _list(spec) -> None:
     width = max(map(len, names))
     for name in names:
         print(f"{name:<{width}}  {spec.read(spec.find(name), 'smoke').title}")
-
-
-def _command() -> str:
-    """The command line, for the report."""
-    import shlex
-    import sys
-
-    return shlex.join(["fastbert", *sys.argv[1:]])
