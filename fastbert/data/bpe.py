@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..errors import InputError
 from ..files import write_whole
-from ..text_files import read_json
 from .manifest import SpecialIds
 from .special_tokens import XLMR_NAMES, is_marked, read_names, require, set_template
 from .truncation import side_settings
@@ -33,13 +33,14 @@ def is_gpts(tokenizer: Tokenizer) -> bool:
     return isinstance(tokenizer.model, models.BPE) and not is_marked(tokenizer)
 
 
-def load_bpe(vocab: Path) -> Tokenizer:
+def load_bpe(vocab: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """Loads a tokenizer that gives the same ids as transformers' GPT2Tokenizer or OpenAIGPTTokenizer, without special
     tokens, or as its RobertaTokenizer, with them.
 
     Args:
         vocab: a vocab.json with its merges.txt beside it. It is GPT's if it has pieces that end in ``</w>``, and
             RoBERTa's if it has RoBERTa's special tokens and not GPT-2's.
+        settings: the content of tokenizer_config.json; empty if there is none.
 
     Raises:
         InputError: a file is missing, or has other content than its name says.
@@ -58,10 +59,10 @@ def load_bpe(vocab: Path) -> Tokenizer:
         tokenizer = Tokenizer(models.BPE(table, pairs, **options))
     except Exception as error:
         raise InputError(f"{merges}: expected merges of pieces in {vocab.name}, got: {error}") from error
-    prefix_space = not letters and _prefix_space(vocab)
+    prefix_space = not letters and bool(settings.get("add_prefix_space"))
     _dress(tokenizer, not letters, prefix_space)
     if not letters and special not in table and XLMR_NAMES.cls_token in table:
-        _mark_as_roberta(tokenizer, table, vocab, prefix_space)
+        _mark_as_roberta(tokenizer, table, vocab, settings, prefix_space)
         return tokenizer
     if special not in table:
         raise InputError(f"{vocab}: expected the token {special} in it, got none")
@@ -80,21 +81,16 @@ def _dress(tokenizer: Tokenizer, byte_level: bool, prefix_space: bool = False) -
         tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
 
 
-def _mark_as_roberta(tokenizer: Tokenizer, table: dict[str, int], vocab: Path, prefix_space: bool) -> None:
-    settings = vocab.with_name("tokenizer_config.json")
-    given = read_json(settings) if settings.is_file() else {}
-    names = read_names(vocab, {**XLMR_NAMES._asdict(), **{k: name for k, name in given.items() if name is not None}})
+def _mark_as_roberta(
+    tokenizer: Tokenizer, table: dict[str, int], vocab: Path, settings: Mapping[str, Any], prefix_space: bool
+) -> None:
+    names = read_names(vocab, {**XLMR_NAMES._asdict(), **{k: name for k, name in settings.items() if name is not None}})
     require(table, names, str(vocab))
     # As in transformers, where the mask token includes the space before it.
     special = [AddedToken(name, special=True, normalized=False, lstrip=name == names.mask_token) for name in names]
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.ByteLevel(add_prefix_space=prefix_space, trim_offsets=True)
     set_template(tokenizer, names, types=False, between=2)
-
-
-def _prefix_space(vocab: Path) -> bool:
-    path = vocab.with_name("tokenizer_config.json")
-    return path.is_file() and bool(read_json(path).get("add_prefix_space", False))
 
 
 def with_prefix_space(tokenizer: Tokenizer) -> Tokenizer:

@@ -79,7 +79,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there{hint}")
     settings = read_settings(path)
     if path.name == "vocab.json":
-        tokenizer = bpe.load_bpe(path)
+        tokenizer = bpe.load_bpe(path, settings)
     elif path.suffix == ".json":
         tokenizer = read_tokenizer_json(path, settings)
     else:
