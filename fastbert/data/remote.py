@@ -91,13 +91,10 @@ class RemoteFiles:
         if name.endswith(".bin"):
             self._make_room(entry["bytes"], name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        for attempt in (1, 2):
-            problem = self._bring(name, path, entry)
-            if problem is None:
-                return path
-            if attempt == 2:
-                raise DataError(f"{self.url}/{name}: {problem}")
-        raise AssertionError
+        problem = self._bring(name, path, entry) and self._bring(name, path, entry)
+        if problem is not None:
+            raise DataError(f"{self.url}/{name}: {problem}")
+        return path
 
     def _bring(self, name: str, path: Path, entry: dict) -> str | None:
         """Copies and checks a file. Returns what was wrong, or None."""
@@ -159,9 +156,8 @@ class RemoteTokens:
             self._open.move_to_end(number)
             return self._open[number]
         name = self._entries[number].bin
-        while self._open and sum(map(_bytes, self._open.values())) + self._files.manifest.files[name]["bytes"] > (
-            self._files.limit
-        ):
+        room = self._files.limit - self._files.manifest.files[name]["bytes"]
+        while self._open and sum(tokens.nbytes for tokens in self._open.values()) > room:
             self._open.popitem(last=False)
         dtype = self._files.manifest.dtype
         for _ in range(3):
@@ -173,10 +169,6 @@ class RemoteTokens:
             self._open[number] = tokens.view(np.ndarray)
             return self._open[number]
         raise DataError(f"{path}: expected the shard to stay in the cache, but it was removed again and again")
-
-
-def _bytes(tokens: np.ndarray) -> int:
-    return tokens.nbytes
 
 
 def _file_system(url: str):
