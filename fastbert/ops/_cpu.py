@@ -195,6 +195,12 @@ def rows_and_columns(x: Tensor) -> tuple[int, int]:
     return (x.numel() // columns if columns else 0), columns
 
 
+def contiguous_rows(x: Tensor) -> Tensor:
+    """(..., C) as (rows, C) with contiguous rows, which need not follow each other."""
+    x = x.reshape(rows_and_columns(x)) if x.shape[-1] else x.new_empty(x.shape[:-1].numel(), 0)
+    return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
+
+
 def as_float32(x: Tensor | None) -> Tensor | None:
     """A bias or a norm's parameter for the kernels: a few kilobytes, so a copy costs little compared with the op."""
     return None if x is None else x.to(torch.float32).contiguous()

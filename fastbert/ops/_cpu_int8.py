@@ -26,17 +26,11 @@ def int8_attention_dtype(x: Tensor) -> torch.dtype:
     return torch.bfloat16 if _native.extension().has_bf16_attention() else torch.float32
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(..., C) as (rows, C) with contiguous rows, which need not follow each other."""
-    x = x.reshape(-1, x.shape[-1])
-    return x if x.stride(-1) == 1 and x.stride(0) >= x.shape[-1] else x.contiguous()
-
-
 def _forward(
     x: Tensor, packed: Tensor, n: int, bias: Tensor | None, activation: int, residual: Tensor | None
 ) -> Tensor:
     out = x.new_empty(*x.shape[:-1], n)
-    rows, bias = _rows(x), _cpu.as_float32(bias)
+    rows, bias = _cpu.contiguous_rows(x), _cpu.as_float32(bias)
     packed = packed.contiguous()
     if packed.data_ptr() % 64:
         packed = packed.clone()  # torch's own memory starts at a multiple of 64

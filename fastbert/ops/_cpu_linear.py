@@ -94,12 +94,6 @@ def packed_weight(weight: Tensor, form: int, transposed: bool = False, keep: boo
     return packed
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(..., C) as (rows, C) with contiguous rows, which need not follow each other."""
-    x = x.reshape(_cpu.rows_and_columns(x)) if x.shape[-1] else x.new_empty(x.shape[:-1].numel(), 0)
-    return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
-
-
 def _product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, transposed: bool = False, keep: bool = True
 ) -> None:
@@ -112,7 +106,7 @@ def _product(
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool) -> Tensor:
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
-    _product(_rows(x), weight, _cpu.as_float32(bias), out, keep=keep)
+    _product(_cpu.contiguous_rows(x), weight, _cpu.as_float32(bias), out, keep=keep)
     return out
 
 
@@ -121,7 +115,7 @@ def _forward_fake(x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool) ->
 
 
 def _backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    dy, rows = _rows(dout), _rows(x)
+    dy, rows = _cpu.contiguous_rows(dout), _cpu.contiguous_rows(x)
     dx, dw, db = _backward_fake(dout, x, weight, wants)
     if wants[0]:
         _product(dy, weight, None, dx, transposed=True, keep=dy.dtype == torch.bfloat16 or not wants[1])
@@ -220,7 +214,7 @@ def _either_fake(x: Tensor, weight: Tensor, bias: Tensor | None, trains: bool, r
 def _either_backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
     if _is_quicker(x, weight, wants[1], records=True):
         return _backward(dout, x, weight, wants)
-    dy, rows = _rows(dout), _rows(x)
+    dy, rows = _cpu.contiguous_rows(dout), _cpu.contiguous_rows(x)
     dx, dw, db = _backward_fake(dout, x, weight, wants)
     if wants[0]:
         torch.mm(dy, weight, out=dx.view(rows.shape))
