@@ -21,7 +21,6 @@ from ..weights.kin import as_bert
 from ..weights.loading import LoadReport, canonical_keys, check_unquantized, is_complete, load_into
 from ..weights.reading import read_state_dict
 from ..weights.saving import save_directory
-from ..wording import dtype_name
 from .loading_options import check_fields, check_saving_options, without_loading_options
 
 
@@ -194,12 +193,10 @@ class PreTrainedModel(nn.Module):
         """
         check_saving_options(options)
         if is_main_process:
-            config = self.config.to_dict() | {"architectures": [self.architecture]}
-            config["dtype"] = dtype_name(self.dtype)
             if self.untrained:
                 state = self.state_dict(keep_vars=True) if state_dict is None else state_dict
                 state_dict = {name: tensor for name, tensor in state.items() if name not in self.untrained}
-            save_directory(self, directory, config, self.tokenizer_source, state=state_dict)
+            save_directory(self, directory, self.config.to_dict(), self.tokenizer_source, state=state_dict)
         return Path(directory)
 
     @classmethod
