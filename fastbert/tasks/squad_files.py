@@ -95,10 +95,9 @@ def read_questions(
                 f"{path}: expected questions as JSON or Parquet, got a table, in which answers have no usual form; "
                 "pandas' to_json(OUT, orient='records', lines=True) makes .jsonl of a data frame"
             ) from None
-    if isinstance(value, list) and value:
-        return _rows_of(path, list_records(path, value, bad_rows), bad_rows, impossible, ignore_answers)
-    if _is_flat(value):
-        return _rows_of(path, list_records(path, value["data"], bad_rows), bad_rows, impossible, ignore_answers)
+    listed = value["data"] if _is_flat(value) else value
+    if isinstance(listed, list) and listed:
+        return _rows_of(path, list_records(path, listed, bad_rows), bad_rows, impossible, ignore_answers)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise DataError(
             f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value"
