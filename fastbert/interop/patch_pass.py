@@ -18,7 +18,7 @@ from ..modules.linear import is_watched
 from ..packing import PackedBatch
 from .patch_checks import Unservable
 from .patch_families import Family, is_before_5
-from .patch_view import View, view_of
+from .patch_view import view_of
 
 # The key in a patched encoder's __dict__ for the option ``pads`` of `patch`.
 PADS_KEY = "_fastbert_pads"
@@ -111,19 +111,19 @@ class Pass:
         """The tokens and their (T, H) embeddings."""
         given, view = self.given, self.view
         if self.family.embed is None:
-            tokens = self._tokens(view, given.get("input_ids"), given.get("inputs_embeds"))
+            tokens = self._tokens(given.get("input_ids"), given.get("inputs_embeds"))
             ids = (tokens.input_ids, tokens.token_type_ids, tokens.position_ids)
             return tokens, view.embeddings(*ids, self.key, tokens.inputs_embeds)
-        tokens = self._tokens(view, None, self.family.embed(self.model, given), positions=False)
+        tokens = self._tokens(None, self.family.embed(self.model, given), positions=False)
         return tokens, tokens.inputs_embeds
 
-    def _tokens(self, view: View, input_ids, inputs_embeds, positions: bool = True) -> Tokens:
-        given = self.given
+    def _tokens(self, input_ids, inputs_embeds, positions: bool = True) -> Tokens:
+        given, config = self.given, self.view.config
         types = given.get("token_type_ids") if positions else None
         position_ids = given.get("position_ids") if positions else None
         if self.packed:
             return open_packed(
-                view.config,
+                config,
                 self.key,
                 input_ids=input_ids,
                 inputs_embeds=inputs_embeds,
@@ -136,7 +136,7 @@ class Pass:
         shape = tuple((input_ids if inputs_embeds is None else inputs_embeds).shape[:2])
         keep = _keys_of(mask, shape) if self.model.__dict__.get(PADS_KEY) == "computed" else None
         tokens = open_padded(
-            view.config,
+            config,
             self.key,
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
@@ -145,7 +145,7 @@ class Pass:
             position_ids=position_ids,
             # Poolers, and heads of models without one, read column 0 even if it is masked.
             needs_first_column=True,
-            needs_attentions=bool(self.attentions),
+            needs_attentions=self.attentions,
             needs_distances=self.family.bias is not None,
         )
         if keep is not None:

@@ -16,6 +16,8 @@ _AGREED = 40
 # In models up to this many parameters, DeepSpeed's stage 3 keeps the weights gathered for the forward pass until the
 # backward pass (stage3_max_reuse_distance).
 _REUSED = 1_000_000_000
+# Bytes per second between the GPUs of a machine, and from each GPU to other machines; GPUs in a machine.
+_INSIDE, _BETWEEN, _PER_MACHINE = 450e9, 50e9, 8
 
 
 @dataclass(frozen=True)
@@ -91,25 +93,6 @@ def sent(step: list[Collective], ranks: int, gloo: bool = False) -> float:
 
 
 @dataclass(frozen=True)
-class Network:
-    """Bandwidths.
-
-    Args:
-        inside: bytes per second between the GPUs of one machine.
-        between: bytes per second from each GPU to other machines.
-        per_machine: GPUs in a machine.
-    """
-
-    inside: float = 450e9
-    between: float = 50e9
-    per_machine: int = 8
-
-    def bandwidth(self, ranks: int) -> float:
-        """The bandwidth of a ring of this many ranks, which is that of its slowest link, in bytes per second."""
-        return self.inside if ranks <= self.per_machine else self.between
-
-
-@dataclass(frozen=True)
 class Step:
     """A step on a number of ranks.
 
@@ -150,7 +133,6 @@ def step(
     batch_sequences: int,
     sequences_per_micro_batch: float,
     sequences_per_second: float,
-    network: Network = Network(),
     **travelling,
 ) -> Step:
     """A step of a given batch size on a number of ranks.
@@ -161,20 +143,14 @@ def step(
         batch_sequences: sequences in a step over all ranks.
         sequences_per_micro_batch: sequences in a full micro-batch; with very many ranks, micro-batches are smaller.
         sequences_per_second: what one rank computes.
-        network: bandwidths.
         travelling: further options of `collectives`.
     """
     share = batch_sequences / ranks
     micro_batches = max(round(share / sequences_per_micro_batch), 1)
     bytes_sent = sent(collectives(parameters, micro_batches=micro_batches, **travelling), ranks)
-    return Step(
-        ranks,
-        batch_sequences,
-        micro_batches,
-        bytes_sent,
-        share / sequences_per_second,
-        bytes_sent / network.bandwidth(ranks),
-    )
+    bandwidth = _INSIDE if ranks <= _PER_MACHINE else _BETWEEN  # a ring is as fast as its slowest link
+    compute = share / sequences_per_second
+    return Step(ranks, batch_sequences, micro_batches, bytes_sent, compute, bytes_sent / bandwidth)
 
 
 def table(steps: list[Step]) -> str:

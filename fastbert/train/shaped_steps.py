@@ -30,7 +30,6 @@ from .engine import LocalEngine
 
 # The labels of added sequences: the index that the loss ignores, and a position past the end of every sequence.
 _FILLINGS = {"labels": -100, "start_positions": 1 << 30, "end_positions": 1 << 30}
-_LEAST = LEAST_TOKENS
 
 
 def why_not(engine: LocalEngine) -> str | None:
@@ -51,7 +50,7 @@ def shape_of(batch: PackedBatch, sequences: int, longest: int) -> BatchShape:
     """
     longest = max(longest, batch.max_seqlen)
     max_seqlen = rounded_length(batch.max_seqlen, longest)
-    unit = token_unit(batch.num_tokens, _LEAST)
+    unit = token_unit(batch.num_tokens, LEAST_TOKENS)
     room = max(sequences, batch.num_sequences) + -(-unit // max_seqlen)
     return BatchShape(rounded_up(batch.num_tokens, unit), rounded_up(room, 8), 0, max_seqlen)
 

@@ -157,7 +157,7 @@ def finetune(head: str, steps: int, capture: bool = True, forbid: bool = False):
     optimizer = optim.AdamW(optim.param_groups(model, 0.01), lr=1e-3)
     engine = LocalEngine(model, optimizer, precision="fp32", seed=5, on_device=True)
     shaped, found = ShapedSteps(engine, 3, 16), []
-    with ops.backend("auto" if capture else "triton"), mock.patch.object(shaped_steps, "_LEAST", 8):
+    with ops.backend("auto" if capture else "triton"), mock.patch.object(shaped_steps, "LEAST_TOKENS", 8):
         for number, (batch, labels) in enumerate(labelled_batches(head, steps)):
             assert shaped.takes(batch, labels)
             if not capture:
