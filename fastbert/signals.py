@@ -44,11 +44,6 @@ class StopRequest:
             signal.signal(number, self._previous.pop(number))
             signal.raise_signal(number)
 
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
-
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -57,7 +52,9 @@ class StopRequest:
         return self
 
     def __exit__(self, *_exception) -> None:
-        self._restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ..data.shards import ShardSet
 from ..data.tokenizer import load_tokenizer, train_wordpiece
 from ..errors import InputError
 from ..files import write_whole
-from ..models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from ..models import BertForMaskedLM, BertForPreTraining
 from ..tasks.config import FinetuneConfig
 from ..tasks.fill_mask import fill_mask
 from ..tasks.finetune import finetune
@@ -232,7 +232,8 @@ def _fill_masks(result: DemoResult) -> None:
 def _classify(result: DemoResult, seed: int) -> None:
     recipe = result.recipe
     data, _ = _data(result)
-    pool, test = families.labelled_texts(*_split(result))
+    sizes = [(name, sum(map(len, sentences))) for name, sentences in builtin_corpus.documents()]
+    pool, test = families.labelled_texts(*families.split_documents(sizes, recipe.heldout_share))
     classes = families.classes(pool)
     tokenizer = load_tokenizer(result.run.model_dir)
     accuracies: dict[str, list[float]] = {"pre-trained": [], "random weights": []}
@@ -245,7 +246,8 @@ def _classify(result: DemoResult, seed: int) -> None:
                 model = task.model(result.run.model_dir).to(hardware.default_device())
             if start == "random weights":
                 model.bert.load_state_dict(build_model(_config(result, number), data).bert.state_dict())
-            _drop_out(model, 0.1)
+            # Few labels need dropout, which pre-training does not use.
+            model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = model.dropout.p = 0.1
             config = FinetuneConfig(
                 epochs=recipe.epochs, batch_size=16, lr=lr, max_seqlen=min(_TEXT_TOKENS, recipe.max_seqlen), seed=number
             )
@@ -267,14 +269,3 @@ def _classify(result: DemoResult, seed: int) -> None:
         f"modules never seen:\nfrom the pre-trained model {means['pre-trained']:.1f} %, from random weights "
         f"{means['random weights']:.1f} %, largest class {100 * max(counts) / len(test):.1f} %"
     )
-
-
-def _split(result: DemoResult) -> tuple[frozenset[str], frozenset[str]]:
-    sizes = [(name, sum(map(len, sentences))) for name, sentences in builtin_corpus.documents()]
-    return families.split_documents(sizes, result.recipe.heldout_share)
-
-
-def _drop_out(model: BertForSequenceClassification, p: float) -> None:
-    """Sets the dropout rate: few labels need dropout, which pre-training does not use."""
-    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = p
-    model.dropout.p = p
