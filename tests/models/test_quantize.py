@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hf_parity import every_class
 
 import fastbert
 from fastbert import BertConfig, BertEncoder, BertModel, PackedBatch, SentenceEncoder, _native, ops
@@ -27,16 +28,6 @@ CONFIG = BertConfig(
     initializer_range=0.15,
 )
 BATCH = [torch.tensor([1, 7, 8, 9, 2]), torch.tensor([2]), torch.arange(30) + 60]
-HEADS = (
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertForQuestionAnswering",
-    "BertForMultipleChoice",
-)
 
 
 def tiny(name: str = "BertModel", **changes):
@@ -64,7 +55,7 @@ def spread(got: torch.Tensor, exact: torch.Tensor) -> float:
     return float((got - exact).detach().square().mean().sqrt() / exact.detach().std())
 
 
-@pytest.mark.parametrize("name", HEADS)
+@every_class
 def test_every_model(name):
     model = tiny(name)
     exact = first_output(model, MANY)

@@ -6,6 +6,7 @@ import resource
 
 import pytest
 import torch
+from hf_parity import every_class
 from safetensors import safe_open
 from tiny_bert import config as tiny_config
 from tiny_bert import save as save_tiny
@@ -16,17 +17,6 @@ from fastbert.interop.convert import convert
 from fastbert.interop.sentence_files import read_settings
 from fastbert.weights.reading import read_state_dict
 from fastbert.weights.saving import save_directory, write_all
-
-CLASSES = [
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertForQuestionAnswering",
-    "BertForMultipleChoice",
-]
 
 
 def make(name, **changes):
@@ -46,7 +36,7 @@ def assert_same(state, other):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", CLASSES)
+@every_class
 def test_a_round_trip_through_transformers_changes_no_bit(tmp_path, name, tied):
     import transformers
     from patched import V5
