@@ -24,9 +24,9 @@ pre { padding: .8rem; overflow-x: auto; } img { max-width: 100%; } .note { color
 _MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 
 
-def _cell(value, tag: str = "td") -> str:
+def _cell(value) -> str:
     number = ' class="number"' if isinstance(value, int | float) else ""
-    return f"<{tag}{number}>{html.escape(figure(value))}</{tag}>"
+    return f"<td{number}>{html.escape(figure(value))}</td>"
 
 
 class HtmlReport:

@@ -85,9 +85,7 @@ def measure(what: str, corpus: Path, vocab: Path, threads: int, shard_tokens: in
     return json.loads(answer.stdout)
 
 
-def compare(
-    corpus: Path, size: int, vocab: Path, threads: int, rounds: int, say: Callable[[str], None] = lambda line: None
-) -> list[dict]:
+def compare(corpus: Path, size: int, vocab: Path, threads: int, rounds: int, say: Callable[[str], None]) -> list[dict]:
     """Measures in turn, in several rounds; returns a row with medians and ratios for each way of tokenising."""
 
     def rate(name: str) -> float:
@@ -111,7 +109,7 @@ def compare(
 
 
 def _compare_memory(
-    source: Path, corpus: Path, size: int, vocab: Path, threads: int, say: Callable[[str], None] = lambda line: None
+    source: Path, corpus: Path, size: int, vocab: Path, threads: int, say: Callable[[str], None]
 ) -> list[dict]:
     """Peak memory on a tenth of the corpus and on all of it."""
     small = corpus.with_name("tenth.txt")
@@ -143,7 +141,7 @@ def run(
     mb: float,
     threads: int,
     rounds: int,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None],
 ) -> dict[str, list[dict]]:
     """Measures throughput and memory on a corpus, by default the built-in one, repeated to ``mb`` megabytes."""
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as scratch:

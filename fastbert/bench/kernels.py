@@ -256,7 +256,7 @@ def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: dict[str, float]
     }
 
 
-def run(rounds: int, threads: int, quick: bool, say: Callable[[str], None] = lambda line: None) -> list[dict]:
+def run(rounds: int, threads: int, quick: bool, say: Callable[[str], None]) -> list[dict]:
     """Measures all cases, a row each; ``quick`` only the first shape of each op, in float32."""
     from .. import _native
     from .peers.probe import Probe, peaks

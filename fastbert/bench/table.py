@@ -121,7 +121,7 @@ def ratios_table(ratios: list[dict]) -> Table:
 
 def tables(document: dict) -> Iterator[Table]:
     """All tables of a document, in its order."""
-    for session in document.get("sessions", []):
+    for session in document["sessions"]:
         for workload in session["workloads"]:
             yield workload_table(session, workload)
         rates = _rates_table(session)
@@ -146,7 +146,7 @@ def markdown(document: dict) -> str:
     """A document as Markdown."""
     parts = ["  \n".join(_header_lines(document))]
     for one in tables(document):
-        cells = zip(*(["".join(str(cell).replace("\n", ", ")) for cell in c.cells] for c in one.columns), strict=True)
+        cells = zip(*([str(cell).replace("\n", ", ") for cell in c.cells] for c in one.columns), strict=True)
         lines = [
             [str(column.header) for column in one.columns],
             ["---:" if column.justify == "right" else "---" for column in one.columns],

@@ -79,7 +79,12 @@ class ShardWriter:
             self._finish_shard()
         if self._bin is None:
             self._begin_shard()
-        self._write(self._bin, self._bin_path, np.ascontiguousarray(ids, dtype=self._dtype).tobytes(), self._hash)
+        content = np.ascontiguousarray(ids, dtype=self._dtype).tobytes()
+        try:
+            self._bin.write(content)
+        except OSError as error:
+            raise _unwritable(self._bin_path, len(content), error) from error
+        self._hash.update(content)
         self._starts.append(np.cumsum(sentences) + self._tokens)
         self._documents.append(np.cumsum(documents) + self._num_sentences)
         self._tokens += len(ids)
@@ -146,14 +151,6 @@ class ShardWriter:
         self.files[bin_name] = {"bytes": size, "sha256": self._hash.hexdigest()}
         self.files[idx_name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         self.entries.append(ShardEntry(bin_name, idx_name, len(documents) - 1, self._num_sentences, self._tokens))
-
-    @staticmethod
-    def _write(handle, path: Path, content: bytes, digest) -> None:
-        try:
-            handle.write(content)
-        except OSError as error:
-            raise _unwritable(path, len(content), error) from error
-        digest.update(content)
 
 
 def _unwritable(path: Path, size: int, error: OSError) -> DataError:

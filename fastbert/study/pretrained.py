@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,12 +160,8 @@ def digest_at(model: Wanted, made: dict, step: int) -> str:
     return (model.model_at(step) / _DIGEST).read_text(errors="replace")
 
 
-def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
+def make(model: Wanted) -> dict:
     """The model's result. If there is none, the model is pre-trained first, from its last checkpoint if it has one.
-
-    Args:
-        model: the model.
-        say: called with "begins" or "goes on" if it is pre-trained.
 
     Raises:
         KeyboardInterrupt: a signal ended the pre-training, which has saved a checkpoint or is finished.
@@ -176,8 +172,7 @@ def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
     with locks.held(directory):
         done = model.result()
         if done is None:
-            anew = _left_behind(model) or not Path(model.config.out).is_dir()
-            say("begins" if anew else "goes on")
+            _leave_behind(model)
             done = _pretrain(model) if model.static is None else _train_static(model)
     return done
 
@@ -206,15 +201,15 @@ def _forget(model: Wanted) -> None:
     (model.directory / "result.json").unlink(missing_ok=True)
 
 
-def _left_behind(model: Wanted) -> bool:
+def _leave_behind(model: Wanted) -> None:
     """Moves checkpoints aside if none of them is valid, so that the pre-training starts from the beginning: a study
-    must not stop at something that it can make again. Returns whether it did so."""
+    must not stop at something that it can make again."""
     from ..train import checkpoint
 
     directory = Path(model.config.out) / "checkpoints"
     found, skipped = checkpoint.latest_valid(directory)
     if found is not None or not skipped:
-        return False
+        return
     _log.warning(
         "%s: none of its %d checkpoints is valid, and the pre-training starts from the beginning; the first: %s",
         directory,
@@ -222,7 +217,6 @@ def _left_behind(model: Wanted) -> bool:
         skipped[0][1],
     )
     checkpoint.leave_behind(directory, -1)
-    return True
 
 
 def _run(model: Wanted):

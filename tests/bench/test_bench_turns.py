@@ -52,6 +52,6 @@ def test_memory_is_of_a_tenth_of_the_text_and_of_all(monkeypatch, tmp_path):
         return {"peak_mb": [corpus.stat().st_size, 1.0]}
 
     monkeypatch.setattr(data, "measure", measure)
-    rows = data._compare_memory(source, whole, 5_000, Path("vocab.txt"), 2)
+    rows = data._compare_memory(source, whole, 5_000, Path("vocab.txt"), 2, print)
     assert sizes == [("prepare", pytest.approx(500, abs=20), 2), ("prepare", 5_000, 2)]
     assert [(row["mb"], row["peak_mb"]) for row in rows] == [(size / 1e6, size) for _, size, _ in sizes]
