@@ -449,6 +449,7 @@ def test_a_changed_parameter_is_packed_again(how, dtype):
 
 
 def test_a_dead_parameter_leaves_nothing_behind():
+    gc.collect()  # of what other tests left in cycles
     held = len(_cpu_linear._packed)
     weight = torch.randn(16, 16).bfloat16()
     with ops.backend("cpu"):
