@@ -29,7 +29,7 @@ def dropout(x: Tensor, dropout: Dropout | None, rows: Tensor | None = None) -> T
         a tensor of the shape and dtype of x.
 
     Raises:
-        InputError: x has not as many rows as ``rows``.
+        InputError: ``rows`` has not a number for each row of x, another dtype, or is on another device.
 
     Note:
         No mask is kept for the backward pass: it is drawn again.
@@ -46,6 +46,6 @@ def check_rows(rows: Tensor | None, x: Tensor) -> None:
     if rows is None:
         return
     count = math.prod(x.shape[:-1])  # Size.numel() would turn a symbolic size into an int
-    if rows.shape != (count,) or rows.dtype != torch.int64:
-        got = f"{tuple(rows.shape)} {dtype_name(rows.dtype)}"
-        raise InputError(f"rows must be the numbers of the {count} rows of x, int64, got {got}")
+    if rows.shape != (count,) or rows.dtype != torch.int64 or rows.device != x.device:
+        got = f"{tuple(rows.shape)} {dtype_name(rows.dtype)} on {rows.device}"
+        raise InputError(f"rows must be the numbers of the {count} rows of x, int64 on {x.device}, got {got}")

@@ -172,6 +172,17 @@ def test_some_rows_drop_what_they_drop_among_all(level, dtype):
     check_numbered_rows(dtype)
 
 
+@pytest.mark.parametrize(
+    "rows", [torch.arange(3), torch.arange(4).int(), torch.arange(4)[None], torch.arange(4, device="meta")]
+)
+def test_numbers_that_are_not_those_of_the_rows_are_refused(rows):
+    """The kernels read them from raw memory."""
+    x, weight = torch.randn(4, 8), torch.ones(8)
+    for call in (lambda: ops.dropout(x, DROPOUT, rows), lambda: ops.layer_norm(x, weight, weight, 1e-5, rows=rows)):
+        with pytest.raises(InputError, match="rows must be the numbers of the 4 rows of x, int64 on cpu, got"):
+            call()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", [(7, 2), (5, 13), (40, 100), (6, 3001)])
