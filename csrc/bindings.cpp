@@ -197,16 +197,16 @@ void bind_gemm(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
-// A tensor is seven integers (param, grad, master, first, second, size, dtype of grad) and ten floats, in the order of
-// OptimizerTensor.
+// A tensor is eight integers (param, grad, master, first, second, size, dtype of grad, written) and ten floats, in the order
+// of OptimizerTensor.
 std::vector<OptimizerTensor> optimizer_tensors(const std::vector<int64_t>& places, const std::vector<double>& rates) {
-    std::vector<OptimizerTensor> tensors(places.size() / 7);
+    std::vector<OptimizerTensor> tensors(places.size() / 8);
     for (size_t i = 0; i < tensors.size(); ++i) {
-        const int64_t* p = &places[7 * i];
+        const int64_t* p = &places[8 * i];
         const double* r = &rates[10 * i];
         tensors[i] = {at(p[0]), at(p[1]), at<float>(p[2]), at<float>(p[3]), at<float>(p[4]), p[5], DType(p[6]),
-                      float(r[0]), float(r[1]), float(r[2]), float(r[3]), float(r[4]), float(r[5]), float(r[6]),
-                      r[7] != 0, float(r[8]), float(r[9])};
+                      at<const uint8_t>(p[7]), float(r[0]), float(r[1]), float(r[2]), float(r[3]), float(r[4]),
+                      float(r[5]), float(r[6]), r[7] != 0, float(r[8]), float(r[9])};
     }
     return tensors;
 }
@@ -215,21 +215,23 @@ void bind_optimizers(py::module_& m) {
     const auto define = [&](const char* name, auto kernel) {
         m.def(name,
               [kernel](const std::vector<int64_t>& places, const std::vector<double>& rates, float grad_scale) {
-                  if (places.size() % 7 || rates.size() != places.size() / 7 * 10)
-                      throw std::invalid_argument("a tensor is 7 integers and 10 floats");
+                  if (places.size() % 8 || rates.size() != places.size() / 8 * 10)
+                      throw std::invalid_argument("a tensor is 8 integers and 10 floats");
                   const std::vector<OptimizerTensor> tensors = optimizer_tensors(places, rates);
                   (kernels().*kernel)({tensors.data(), int64_t(tensors.size()), grad_scale});
               },
               py::call_guard<py::gil_scoped_release>());
     };
+    m.attr("OPTIMIZER_CHUNK") = OPTIMIZER_CHUNK;
     define("adamw", &Kernels::adamw);
     define("lamb", &Kernels::lamb);
     m.def("grad_norm",
-          [](const std::vector<int64_t>& places) {  // (grad, size, dtype) of each tensor
-              if (places.size() % 3) throw std::invalid_argument("a tensor is 3 integers");
-              std::vector<GradNormTensor> tensors(places.size() / 3);
+          [](const std::vector<int64_t>& places) {  // (grad, size, dtype, written) of each tensor
+              if (places.size() % 4) throw std::invalid_argument("a tensor is 4 integers");
+              std::vector<GradNormTensor> tensors(places.size() / 4);
               for (size_t i = 0; i < tensors.size(); ++i)
-                  tensors[i] = {at(places[3 * i]), places[3 * i + 1], DType(places[3 * i + 2])};
+                  tensors[i] = {at(places[4 * i]), places[4 * i + 1], DType(places[4 * i + 2]),
+                                at<const uint8_t>(places[4 * i + 3])};
               return kernels().grad_norm(tensors.data(), int64_t(tensors.size()));
           },
           py::call_guard<py::gil_scoped_release>());

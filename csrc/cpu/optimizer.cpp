@@ -3,8 +3,9 @@
 //     g = grad_scale grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  u = m c1 / (sqrt(v) c2 + eps) + decay p
 //     AdamW: p -= lr u;   LAMB: p -= lr trust u,  trust = |p| / |u| for each tensor
 //
-// AdamW moves 28 bytes an element in float32 (reads p, g, m, v; writes p, m, v), once: memory limits its speed. LAMB needs |u|
-// before it can change p: its second pass computes u again from p, m, v (16 bytes); storing u would move 20.
+// AdamW moves 28 bytes an element in float32 (reads p, g, m, v; writes p, m, v), once: memory limits its speed. In a row of a table
+// that no batch has read it moves 8. LAMB needs |u| before it can change p: its second pass computes u again from p, m, v (16
+// bytes); storing u would move 20.
 // Tensors are cut into chunks of one size; the sums of chunks are added in their order, whichever threads computed them.
 #include <type_traits>
 
@@ -15,7 +16,7 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-constexpr int64_t CHUNK = 1 << 14;
+constexpr int64_t CHUNK = OPTIMIZER_CHUNK;
 
 inline int64_t num_chunks(int64_t size) { return divide_up(size, CHUNK); }
 
@@ -25,22 +26,35 @@ template <class Tensor> inline int64_t num_chunks(const Tensor* tensors, int64_t
     return chunks;
 }
 
-// body(tensor, its number, begin, end, chunk's number) over all chunks of all tensors. Threads get equal shares of the
-// elements, not of the chunks, since every bias is a chunk by itself.
+// Whether the gradient may differ from zero in the chunk that begins there.
+template <class Tensor> inline bool is_written(const Tensor& t, int64_t begin) { return !t.written || t.written[begin / CHUNK]; }
+
+// f(tensor, its number, begin, end, chunk's number) over all chunks of all tensors.
+template <class Tensor, class F> inline void each_chunk(const Tensor* tensors, int64_t count, F&& f) {
+    int64_t chunk = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t size = tensors[i].size;
+        for (int64_t begin = 0; begin < size; begin += CHUNK, ++chunk)
+            f(tensors[i], i, begin, begin + CHUNK < size ? begin + CHUNK : size, chunk);
+    }
+}
+
+// `each_chunk` by several threads. They get equal shares of the elements, not of the chunks, since every bias is a chunk by
+// itself; an element whose gradient is known to be zero costs a third: only the parameter moves.
 template <class Tensor, class Body> inline void for_chunks(const Tensor* tensors, int64_t count, Body&& body) {
+    const auto cost = [](const Tensor& t, int64_t begin, int64_t end) {
+        return is_written(t, begin) ? end - begin : divide_up(end - begin, 3);
+    };
     int64_t total = 0;
-    for (int64_t i = 0; i < count; ++i) total += tensors[i].size;
+    each_chunk(tensors, count, [&](const Tensor& t, int64_t, int64_t begin, int64_t end, int64_t) {
+        total += cost(t, begin, end);
+    });
     parallel_ranges(total, 1, [&](int64_t first, int64_t last) {
-        int64_t offset = 0, chunk = 0;
-        for (int64_t i = 0; i < count && offset < last; ++i) {
-            const int64_t size = tensors[i].size;
-            for (int64_t begin = 0; begin < size; begin += CHUNK, ++chunk) {
-                const int64_t at = offset + begin;
-                if (at >= first && at < last)
-                    body(tensors[i], i, begin, begin + CHUNK < size ? begin + CHUNK : size, chunk);
-            }
-            offset += size;
-        }
+        int64_t at = 0;
+        each_chunk(tensors, count, [&](const Tensor& t, int64_t i, int64_t begin, int64_t end, int64_t chunk) {
+            if (at >= first && at < last) body(t, i, begin, end, chunk);
+            at += cost(t, begin, end);
+        });
     });
 }
 
@@ -87,19 +101,30 @@ struct Rates {
     }
 };
 
+// In place of the gradient's type where it is zero throughout the chunk.
+struct Zeros {};
+
 // Moves the moments; gives the update.
 template <class G, class Lanes>
 inline Vec advance(const OptimizerTensor& t, const Rates& rates, int64_t i, Vec p, Lanes lanes) {
-    fetch(t.grad, i, sizeof(G));
-    fetch(t.first, i, 4);
-    fetch(t.second, i, 4);
-    const Vec g = load(static_cast<const G*>(t.grad) + i, lanes) * rates.scale;
+    constexpr bool zero = std::is_same_v<G, Zeros>;
+    Vec g = set(0.0f);
+    if constexpr (!zero) {
+        fetch(t.grad, i, sizeof(G));
+        fetch(t.first, i, 4);
+        fetch(t.second, i, 4);
+        g = load(static_cast<const G*>(t.grad) + i, lanes) * rates.scale;
+    }
     const Vec before = load(t.first + i, lanes), square = load(t.second + i, lanes);
     // m - (1-b1) m instead of b1 m: the distance to 1 of 0.999 rounded to float32, which matters, has an error of 1e-5.
     const Vec m = fma(rates.rate1, g, fma(set(0.0f) - rates.rate1, before, before));
     const Vec v = fma(rates.rate2, g * g, fma(set(0.0f) - rates.rate2, square, square));
-    store(t.first + i, m, lanes);
-    store(t.second + i, v, lanes);
+    // Moments that never moved are not written: their pages have no memory of their own yet (ops/_few_rows.py), and threads
+    // that read the system's page of zeros must not fetch it to write.
+    if (!zero || any_bit(before) || any_bit(square)) {
+        store(t.first + i, m, lanes);
+        store(t.second + i, v, lanes);
+    }
     return rates.update(m, v, p);
 }
 
@@ -153,10 +178,12 @@ template <class F> inline void with_weights(const OptimizerTensor& t, F&& f) {
         f(Float32Weights{static_cast<float*>(t.param)});
 }
 
-// f(weights, a pointer of the gradient's type) for the types that this tensor has.
-template <class F> inline void with_types(const OptimizerTensor& t, F&& f) {
+// f(weights, a pointer of the gradient's type) for the types that this tensor has in the chunk that begins there.
+template <class F> inline void with_types(const OptimizerTensor& t, int64_t begin, F&& f) {
     with_weights(t, [&](const auto& weights) {
-        if (t.grad_dtype == DType::bf16)
+        if (!is_written(t, begin))
+            f(weights, static_cast<const Zeros*>(nullptr));
+        else if (t.grad_dtype == DType::bf16)
             f(weights, static_cast<const bf16*>(nullptr));
         else
             f(weights, static_cast<const float*>(nullptr));
@@ -166,7 +193,7 @@ template <class F> inline void with_types(const OptimizerTensor& t, F&& f) {
 template <class P> using Pointee = std::remove_cv_t<std::remove_pointer_t<P>>;
 
 inline void step(const OptimizerTensor& t, float grad_scale, int64_t begin, int64_t end) {
-    with_types(t, [&](const auto& weights, auto grad) {
+    with_types(t, begin, [&](const auto& weights, auto grad) {
         step_chunk<Pointee<decltype(grad)>>(t, grad_scale, weights, begin, end);
     });
 }
@@ -214,7 +241,7 @@ void lamb(const OptimizerArgs& a) {
     for_chunks(a.tensors, a.count, [&](const OptimizerTensor& t, int64_t, int64_t begin, int64_t end, int64_t chunk) {
         squares[chunk] = {0.0f, 0.0f};
         if (!t.has_trust) return step(t, a.grad_scale, begin, end);
-        with_types(t, [&](const auto& weights, auto grad) {
+        with_types(t, begin, [&](const auto& weights, auto grad) {
             squares[chunk] = measure_chunk<Pointee<decltype(grad)>>(t, a.grad_scale, weights, begin, end);
         });
     });
@@ -228,7 +255,9 @@ double grad_norm(const GradNormTensor* tensors, int64_t count) {
     const int64_t chunks = num_chunks(tensors, count);
     float* partial = thread_scratch(chunks);
     for_chunks(tensors, count, [&](const GradNormTensor& t, int64_t, int64_t begin, int64_t end, int64_t chunk) {
-        partial[chunk] = t.dtype == DType::bf16 ? square_sum<bf16>(t.grad, begin, end) : square_sum<float>(t.grad, begin, end);
+        partial[chunk] = !is_written(t, begin)    ? 0.0f
+                         : t.dtype == DType::bf16 ? square_sum<bf16>(t.grad, begin, end)
+                                                  : square_sum<float>(t.grad, begin, end);
     });
     double total = 0;
     for (int64_t k = 0; k < chunks; ++k) total += partial[k];

@@ -75,6 +75,11 @@ inline Vec keep(Vec a, const uint8_t* bits) {
     return {_mm256_and_ps(a.v, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, select)))};
 }
 
+// Whether any bit of any lane is set; minus zero has one.
+inline bool any_bit(Vec a) {
+    const __m256i bits = _mm256_castps_si256(a.v);
+    return _mm256_testz_si256(bits, bits) == 0;
+}
 inline float sum(Vec a) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));

@@ -65,6 +65,11 @@ inline Vec keep(Vec a, const uint8_t* bits) {
     return {_mm512_maskz_mov_ps(mask, a.v)};
 }
 
+// Whether any bit of any lane is set; minus zero has one.
+inline bool any_bit(Vec a) {
+    const __m512i bits = _mm512_castps_si512(a.v);
+    return _mm512_test_epi32_mask(bits, bits) != 0;
+}
 inline float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 // NaN where any lane is.
 inline float maximum(Vec a) {

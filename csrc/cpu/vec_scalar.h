@@ -125,6 +125,11 @@ inline Vec keep(Vec a, const uint8_t* bits) {
     return {Quad(Words(a.low) & ((set & low) == low)), Quad(Words(a.high) & ((set & high) == high))};
 }
 
+// Whether any bit of any lane is set; minus zero has one.
+inline bool any_bit(Vec a) {
+    const Words bits = Words(a.low) | Words(a.high);
+    return (bits[0] | bits[1] | bits[2] | bits[3]) != 0;
+}
 inline float sum(Vec a) {
     const Quad both = a.low + a.high;
     return (both[0] + both[2]) + (both[1] + both[3]);

@@ -4,6 +4,9 @@
 
 namespace fastbert {
 
+// Tensors are updated, and their sums kept, in chunks of so many elements.
+constexpr int64_t OPTIMIZER_CHUNK = 1 << 14;
+
 // One parameter with its state; all arrays are contiguous, of `size` elements.
 struct OptimizerTensor {
     void* param;       // bfloat16 where there is a master, else float32
@@ -13,6 +16,8 @@ struct OptimizerTensor {
     float* second;     // and of its square
     int64_t size;
     DType grad_dtype;
+    // A byte for each chunk: 0 where the gradient is zero throughout, so that it need not be read. Null: read it all.
+    const uint8_t* written;
     float lr, eps, weight_decay;
     float rate1, rate2;     // 1 - beta of the two averages
     float first_correction, second_correction;  // what m and sqrt(v) are multiplied by
@@ -31,6 +36,7 @@ struct GradNormTensor {
     const void* grad;
     int64_t size;
     DType dtype;
+    const uint8_t* written;  // as above
 };
 
 }  // namespace fastbert

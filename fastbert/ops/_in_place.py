@@ -18,6 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from . import _few_rows
+
 _state = threading.local()
 
 
@@ -27,6 +29,9 @@ def gradients_in_place(allowed: bool = True) -> Iterator[None]:
 
     This saves adding two gradients of a large table. It is for training loops that call ``backward`` and read
     ``.grad``; `torch.autograd.grad` would miss that part. A parameter with hooks stays in the graph.
+
+    Between ``backward`` and the optimiser's step a ``.grad`` must be written in ways that torch counts as writes (not
+    through ``.data`` or numpy): what is known to be zero is not read again.
 
     Args:
         allowed: False forbids it inside a block that allows it.
@@ -64,6 +69,5 @@ def add_rows(parameter: Tensor, ids: Tensor, rows: Tensor, skipped: int) -> None
     if skipped >= 0 and (kept := ids != skipped).logical_not().any():
         ids, rows = ids[kept], rows[kept]
     if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    with torch.no_grad():
-        parameter.grad.index_add_(0, ids, rows.to(parameter.grad.dtype))
+        parameter.grad = _few_rows.zeros_for(parameter, ids)
+    _few_rows.add_rows(parameter.grad, ids, rows)

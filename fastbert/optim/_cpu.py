@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..ops import _cpu, _dispatch
+from ..ops import _cpu, _dispatch, _few_rows
 from ..wording import dtype_name
 from .base import Batch
 from .rates import rates
@@ -26,6 +26,12 @@ def _why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
     return None
 
 
+def _written(gradient: Tensor) -> int:
+    """The address of what is known about where a gradient is zero; 0 for nothing."""
+    chunks = _few_rows.written_chunks(gradient)
+    return 0 if chunks is None else chunks.data_ptr()
+
+
 def _accepts_norm(tensors: list[Tensor]) -> str | None:
     return next((reason for t in tensors if (reason := _why_not(t))), None)
 
@@ -33,7 +39,7 @@ def _accepts_norm(tensors: list[Tensor]) -> str | None:
 @_dispatch.register("grad_norm", "cpu", available=_native.why_missing, accepts=_accepts_norm)
 def grad_norm(tensors: list[Tensor]) -> Tensor:
     tensors = [t.contiguous() for t in tensors]  # copies, if any, must live until the call ends
-    places = [number for t in tensors for number in (t.data_ptr(), t.numel(), _cpu.code(t))]
+    places = [number for t in tensors for number in (t.data_ptr(), t.numel(), _cpu.code(t), _written(t))]
     return torch.tensor(_native.extension().grad_norm(places), dtype=torch.float32, device="cpu")
 
 
@@ -71,6 +77,7 @@ def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:
                 batch.second[i].data_ptr(),
                 p.numel(),
                 _cpu.code(gradient),
+                _written(gradient),
             )
             if step not in of_step:
                 of_step[step] = rates(name, batch.group, step)

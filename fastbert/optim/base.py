@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops import _dispatch
+from ..ops import _dispatch, _few_rows
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -131,8 +131,9 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             if not p.is_floating_point():
                 raise InputError(f"parameters must be real floating numbers, got one of {p.dtype}")
             state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(p, dtype=wide)
-            state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
+            few_rows = p.grad is not None and _few_rows.written_chunks(p.grad) is not None
+            zeros = _few_rows.untouched_zeros if few_rows else torch.zeros_like
+            state["exp_avg"], state["exp_avg_sq"] = zeros(p, dtype=wide), zeros(p, dtype=wide)
         # The parameter may have another dtype than when its state was created: the model was converted, or the state
         # was loaded from a run in another dtype.
         for name in ("exp_avg", "exp_avg_sq", "master"):

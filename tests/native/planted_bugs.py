@@ -48,6 +48,7 @@ class Bug:
 
 
 OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizers.py"
+FEW_ROWS = "tests/ops/test_few_rows.py"
 ATTENTION, EMBEDDING, GEMM = (f"tests/ops/test_cpu_{name}.py" for name in ("attention", "embedding", "gemm"))
 ENCODER, MASK, WALK = (f"tests/ops/test_{name}.py" for name in ("cpu_encoder", "read_mask", "module_walk"))
 WINOGRAD, INT8 = "tests/ops/test_cpu_winograd.py", "tests/ops/test_cpu_int8.py"
@@ -483,8 +484,8 @@ BUGS = [
     Bug(
         "optimizer: lists of any length are read",
         "bindings.cpp",
-        "if (places.size() % 7 || rates.size() != places.size() / 7 * 10)",
-        "if (places.size() % 7)",
+        "if (places.size() % 8 || rates.size() != places.size() / 8 * 10)",
+        "if (places.size() % 8)",
         OPTIM,
         "lists",
         level=SHARED,
@@ -775,6 +776,38 @@ BUGS = [
         "(set(1.0f) - rates.rate2) * square",
         OPTIM,
         "fades",
+    ),
+    Bug(
+        "optimizer: moments stand still where the gradient is known to be zero",
+        "optimizer.cpp",
+        "if (!zero || any_bit(before) || any_bit(square))",
+        "if (!zero)",
+        FEW_ROWS,
+        "same_bits",
+    ),
+    Bug(
+        "optimizer: moments that never moved are written",
+        "optimizer.cpp",
+        "if (!zero || any_bit(before) || any_bit(square))",
+        "if (true)",
+        FEW_ROWS,
+        "no_memory",
+    ),
+    Bug(
+        "optimizer: a gradient is read where it is known to be zero",
+        "optimizer.cpp",
+        "return !t.written || t.written[begin / CHUNK];",
+        "return true;",
+        FEW_ROWS,
+        "not_read",
+    ),
+    Bug(
+        "optimizer: threads count chunks by what they cost in one pass alone",
+        "optimizer.cpp",
+        "at += cost(t, begin, end);",
+        "at += end - begin;",
+        FEW_ROWS,
+        "same_bits",
     ),
     Bug(
         "optimizer: the norm adds up its chunks in float32",
