@@ -4,8 +4,8 @@ A fine-tuning batch has so few tokens that launching its thousand kernels takes 
 needs to run them. Batches differ in size, so sizes are rounded up: the number of tokens to a multiple of a sixteenth of
 the next power of two, the longest sequence to 64 or a multiple of 128. The added tokens, 4 % on average, are sequences
 of padding whose labels do not count. The first step of a shape runs uncaptured, the second is captured, later ones are
-replayed. Losses and gradients are those of the batch itself, except for the order in which matrix products sum over
-tokens.
+replayed. After `MOST_GRAPHS` captures, further shapes stay uncaptured. Losses and gradients are those of the batch
+itself, except for the order in which matrix products sum over tokens.
 
 Without a CUDA device the same functions are called directly instead of replayed, which is how they are tested.
 """
@@ -30,6 +30,9 @@ from .engine import LocalEngine
 
 # The labels of added sequences: the index that the loss ignores, and a position past the end of every sequence.
 _FILLINGS = {"labels": -100, "start_positions": 1 << 30, "end_positions": 1 << 30}
+# The most graphs of a run, of some megabytes each. No graph is removed for a further shape: it is a rare one, and a
+# capture takes the host as long as several steps.
+MOST_GRAPHS = 64
 
 
 def why_not(engine: LocalEngine) -> str | None:
@@ -89,6 +92,7 @@ class ShapedSteps:
         self._places: dict[tuple, _Place] = {}
         # The optimiser's tables of addresses require an uncaptured step before each capture.
         self._may_capture = False
+        self._graphs = 0
 
     def takes(self, batch: PackedBatch, labels: dict[str, Any]) -> bool:
         """Whether the labels of a batch can be padded with values that do not count."""
@@ -136,8 +140,10 @@ class ShapedSteps:
 
         # Without gradients the backward pass writes instead of adding to those of an earlier step.
         engine.optimizer.zero_grad(set_to_none=True)
-        if place.replay.is_captured or (self._captures and place.steps and self._may_capture):
-            self._may_capture = self._may_capture and place.replay.is_captured
+        is_captured = place.replay.is_captured
+        if is_captured or (self._captures and place.steps and self._may_capture and self._graphs < MOST_GRAPHS):
+            self._may_capture = self._may_capture and is_captured
+            self._graphs += not is_captured
             place.replay(step)
         elif self._captures:
             with on_stream(self._stream):

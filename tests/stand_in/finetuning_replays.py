@@ -1,4 +1,4 @@
-"""python finetuning_replays.py HEAD: fine-tuning steps of two shapes, replayed and not."""
+"""python finetuning_replays.py HEAD: fine-tuning steps of two shapes: replayed, not, and with one graph."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import test_triton_step
 import torch
 
 from fastbert.modules import encoder
+from fastbert.train import shaped_steps
 
 # What stands for a capture is a mode, beside which layers are called one by one; then those that are not captured too.
 encoder.run_stack = lambda *_, **__: None
@@ -16,6 +17,9 @@ assert test_triton_step.DEVICE == "cuda"
 found, weights, captured = test_triton_step.finetune(sys.argv[1], 6)
 plain, expected, none = test_triton_step.finetune(sys.argv[1], 6, capture=False)
 assert (captured, none) == (2, 0), (captured, none)
-assert found == plain, (found, plain)
-assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+shaped_steps.MOST_GRAPHS = 1
+bounded, same, one = test_triton_step.finetune(sys.argv[1], 6)
+assert one == 1, one
+assert found == bounded == plain, (found, bounded, plain)
+assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(weights, expected, same, strict=True))
 print("equal")
