@@ -34,13 +34,16 @@ with ops.backend("triton"):
     _triton_replay.MOST_SHAPES = 64
     replays.clear()
     bert = test_triton_replay.model()
-    for change in ("none", "in place", "epsilon", "elsewhere"):
+    for change in ("none", "in place", "epsilon", "elsewhere", "transposed"):
         with torch.no_grad():
             for parameter in bert.encoder.parameters():
                 if change == "in place":
                     parameter.mul_(0.5)
                 elif change == "elsewhere":
                     parameter.data = parameter.data * 0.5
+            if change == "transposed":  # at the same address
+                dense = bert.encoder.layer[0].attention.output.dense
+                dense.weight = torch.nn.Parameter(dense.weight.detach().t())
             if change == "epsilon":
                 bert.config.layer_norm_eps = bert.encoder.config.layer_norm_eps = 0.5
                 for norm in (m for m in bert.encoder.modules() if isinstance(m, torch.nn.LayerNorm)):
@@ -48,6 +51,6 @@ with ops.backend("triton"):
         for lengths in ((5, 4), (3, 8), (7,), (2, 4)):
             expected = test_triton_replay.states(bert, *lengths, graphs=False)
             test_triton_replay.close(test_triton_replay.states(bert, *lengths), expected)
-assert len(replays) == 2 + 4 + 2 + 2, replays
-assert len(set(map(id, replays))) == 6
+assert len(replays) == 2 + 4 + 2 + 2 + 2, replays
+assert len(set(map(id, replays))) == 8
 print("equal")

@@ -23,6 +23,7 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETING and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 DEVICE = "cpu" if INTERPRETING else "cuda"
+PARTS = ("attention.self.query", "intermediate.dense", "output.dense")
 LENGTHS = ((5, 9), (1, 8, 4), (16,), (7,))
 # Passes after which a shape's graph was replayed.
 ENOUGH = 2 if INTERPRETING else _triton_replay.CAPTURED_PASS + 1
@@ -129,6 +130,34 @@ def test_a_graph_follows_the_model(change):
     expected, found = states(bert, 5, 9, graphs=False), states(bert, 5, 9)
     assert not torch.equal(found.float(), before)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3 if change == "halved" else 1e-6)
+
+
+@pytest.mark.parametrize("assign", [True, False], ids=["another parameter", "the same parameter"])
+@pytest.mark.parametrize("change", ["transposed", "narrower", "another dtype"])
+def test_a_graph_does_not_outlive_the_layout_of_a_weight(change, assign):
+    """The new weight begins at the old one's address, which a graph would read as before."""
+    bert = model(intermediate_size=32)
+    states(bert, 5, 9)
+    before = streams(bert)
+    query, wide, narrow = (bert.get_submodule(f"encoder.layer.0.{n}") for n in PARTS)
+    replaced = {
+        "transposed": [(query, "weight", lambda x: x.t())],
+        "narrower": [(wide, n, lambda x: x[:16]) for n in ("weight", "bias")]
+        + [(narrow, "weight", lambda x: x[:, :16])],
+        "another dtype": [(query, "weight", lambda x: x.view(torch.bfloat16).flatten()[:256].view(16, 16))],
+    }[change]
+    for module, name, view in replaced:
+        old = getattr(module, name)
+        new = view(old.detach())
+        assert new.data_ptr() == old.data_ptr()
+        if assign:
+            setattr(module, name, torch.nn.Parameter(new))
+        else:
+            old.data = new
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=change == "another dtype"):
+        expected, found = states(bert, 5, 9, graphs=False), states(bert, 5, 9)
+    assert not set(before) & set(streams(bert))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-2 if change == "another dtype" else 1e-6)
 
 
 def test_shapes_used_longest_ago_are_given_up(monkeypatch):
