@@ -41,7 +41,7 @@ inline __m512 exponents(const float* chunk, int width, int64_t steps, Vec square
     // Nothing is done to zeros, nor to what is not finite.
     const __mmask16 usable = _mm512_cmp_ps_mask(most, _mm512_setzero_ps(), _CMP_GT_OQ) &
                              _mm512_cmp_ps_mask(most, _mm512_set1_ps(__builtin_inff()), _CMP_LT_OQ);
-    const __m512 limit = _mm512_set1_ps(120.0f), exponent = _mm512_maskz_getexp_ps(usable, most);
+    const __m512 limit = _mm512_set1_ps(126.0f), exponent = _mm512_maskz_getexp_ps(usable, most);
     const __m512 bounded = _mm512_max_ps(_mm512_min_ps(exponent, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit));
     return _mm512_mask_mov_ps(bounded, middling, half);
 }
@@ -170,13 +170,24 @@ void multiply_winograd(const float* a, const float* b, int64_t panel, int64_t st
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
         const __m512 of_column = row(steps, v), column_back = row(steps + 1, v);
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-            const __m512 of_both = _mm512_sub_ps(_mm512_sub_ps(acc[m][v], of_column), _mm512_set1_ps(products[m]));
-            const __m512 sum = _mm512_mul_ps(of_both, column_back), row_back = _mm512_set1_ps(back[m]);
+        const auto sum = [&](int m) {
+            return _mm512_sub_ps(_mm512_sub_ps(acc[m][v], of_column), _mm512_set1_ps(products[m]));
+        };
+        const auto close = [&](int m, __m512 of_both, __m512 scale) {
             float* to = tile + m * stride + v * W;
-            _mm512_storeu_ps(to, first ? _mm512_mul_ps(sum, row_back) : _mm512_fmadd_ps(sum, row_back, _mm512_loadu_ps(to)));
+            _mm512_storeu_ps(to, first ? _mm512_mul_ps(of_both, scale) : _mm512_fmadd_ps(of_both, scale, _mm512_loadu_ps(to)));
+        };
+        if (_mm512_cmp_ps_mask(column_back, _mm512_set1_ps(0x1p100f), _CMP_GT_OQ)) {
+            // Times such a scale a sum may overflow, though the row's scale would bring it back: the smaller one first.
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) {
+                const __m512 row_back = _mm512_set1_ps(back[m]);
+                close(m, _mm512_mul_ps(sum(m), _mm512_min_ps(column_back, row_back)), _mm512_max_ps(column_back, row_back));
+            }
+            continue;
         }
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) close(m, _mm512_mul_ps(sum(m), column_back), _mm512_set1_ps(back[m]));
     }
 }
 

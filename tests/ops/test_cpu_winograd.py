@@ -137,9 +137,20 @@ def test_the_smallest_and_the_largest_numbers(winograd):
         got = multiply(a * factor, w * other).double()
         assert ((got - exact).abs().max() / exact.abs().max()) < 1e-6
     assert torch.equal(multiply(a * 2.0**20, w * 2.0**-30), expected * 2.0**-10)  # scales are powers of two
-    for factor, other in ((2.0**-130, 1.0), (1.0, 2.0**-130)):  # no scale is so large
+    for factor, other in ((2.0**-130, 1.0), (1.0, 2.0**-130)):  # below float32's normal numbers digits are lost
         exact = (a * factor).double() @ (w * other).double().t()
         assert (multiply(a * factor, w * other).double() - exact).abs().max() < 2.0**-120
+
+
+@here
+@pytest.mark.parametrize("k", [50, CHUNK, 2 * CHUNK + 7])
+@pytest.mark.parametrize(("rows", "columns"), [(-100, 125), (-20, 124), (-126, 126), (125, -100), (126, -126)])
+def test_a_factor_at_the_edge_times_a_small_one(winograd, rows, columns, k):
+    """The sums times the large scale alone are beyond float32; the results are not. And both keep their digits."""
+    a, w = 2.0**rows * torch.randn(30, k).clamp(-1.9, 1.9), 2.0**columns * torch.randn(40, k).clamp(-1.9, 1.9)
+    exact, same = a.double() @ w.double().t(), a @ w.t()
+    assert same.isfinite().all()
+    assert_close(multiply(a, w), exact, same)
 
 
 @here
