@@ -23,13 +23,13 @@ void bind_cublaslt(py::module_& m) {
     m.def("cublaslt_load", &cublaslt::load, "The empty string, or why the library at this path cannot be used.");
     m.def("cublaslt_version", &cublaslt::version, "0 where none is loaded.");
     m.def("cublaslt_multiply",
-          [](int type, int out_type, std::array<Pointer, 3> a_b_out, std::array<int64_t, 3> rows_cols_inner,
-             std::array<bool, 2> transposed, bool accumulate, int epilogue, Pointer bias, Pointer aux, Pointer workspace,
+          [](int type, std::array<Pointer, 3> a_b_out, std::array<int64_t, 3> rows_cols_inner,
+             std::array<bool, 2> transposed, int epilogue, Pointer bias, Pointer aux, Pointer workspace,
              int64_t workspace_bytes, int device, Pointer stream) {
-              return cublaslt::multiply({Type(type), Type(out_type), at(a_b_out[0]), at(a_b_out[1]), at(a_b_out[2]),
+              return cublaslt::multiply({Type(type), at(a_b_out[0]), at(a_b_out[1]), at(a_b_out[2]),
                                          rows_cols_inner[0], rows_cols_inner[1], rows_cols_inner[2], transposed[0],
-                                         transposed[1], accumulate, Epilogue(epilogue), at(bias), at(aux),
-                                         at(workspace), workspace_bytes, device, at(stream)});
+                                         transposed[1], Epilogue(epilogue), at(bias), at(aux), at(workspace),
+                                         workspace_bytes, device, at(stream)});
           },
           py::call_guard<py::gil_scoped_release>(), "The empty string, or why not.");
 }

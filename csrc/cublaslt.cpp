@@ -57,7 +57,7 @@ struct Plan {
     std::string refused;  // why there is no algorithm
 };
 
-using Key = std::tuple<int, int, int, int, bool, bool, bool, int64_t, int64_t, int64_t, int64_t, bool>;
+using Key = std::tuple<int, int, int, bool, bool, int64_t, int64_t, int64_t, int64_t, bool>;
 
 std::mutex lock;
 Library library{};
@@ -114,7 +114,7 @@ Status describe(Plan& plan, const Product& p) {
     };
     layout(&plan.a, p.type, p.b_transposed ? p.inner : p.cols, p.b_transposed ? p.cols : p.inner);
     layout(&plan.b, p.type, p.a_transposed ? p.rows : p.inner, p.a_transposed ? p.inner : p.rows);
-    layout(&plan.out, p.out_type, p.cols, p.rows);
+    layout(&plan.out, p.type, p.cols, p.rows);
     return status;
 }
 
@@ -179,8 +179,8 @@ std::string multiply(const Product& p) {
     void*& handle = handles[p.device];
     if (!handle)
         if (const Status status = library.create(&handle)) return failed("cublasLtCreate", status);
-    const Key key{p.device, int(p.type), int(p.out_type), int(p.epilogue), p.a_transposed, p.b_transposed, p.accumulate,
-                  p.rows, p.cols, p.inner, alignment(p), p.workspace_bytes > 0};
+    const Key key{p.device, int(p.type), int(p.epilogue), p.a_transposed, p.b_transposed, p.rows, p.cols, p.inner,
+                  alignment(p), p.workspace_bytes > 0};
     auto [at, is_new] = plans.try_emplace(key);
     Plan& plan = at->second;
     if (is_new) plan.refused = choose(plan, p, handle);
@@ -188,7 +188,7 @@ std::string multiply(const Product& p) {
     if (!is_new)
         if (const Status status = set_pointers(plan, p)) return failed("cublasLtMatmulDescSetAttribute", status);
     if (plan.workspace > size_t(p.workspace_bytes)) return "the workspace is smaller than this product's algorithm needs";
-    const float alpha = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
+    const float alpha = 1.0f, beta = 0.0f;
     const Status status =
         library.matmul(handle, plan.desc, &alpha, p.b, plan.a, p.a, plan.b, &beta, p.out, plan.out, p.out, plan.out,
                        &plan.algo, p.workspace, size_t(p.workspace_bytes), p.stream);

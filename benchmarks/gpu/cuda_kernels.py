@@ -12,7 +12,7 @@ from kernels import milliseconds, where, whole
 from fastbert import ops, optim
 from fastbert.ops import _cuda, _dispatch
 
-# What `ops._cuda.why_not_measured` asks for; the accumulation is measured for itself alone.
+# What `ops._cuda.why_not_measured` asks for.
 CHOICES = ("pack", "gather_rows", "lamb", "mlp", "linear")
 # Where one of these is chosen a layer is computed op by op, and is not one op of Triton's: both must be faster.
 IN_LAYERS = ("mlp", "linear")
@@ -125,23 +125,8 @@ def layers(side: str, dry: bool) -> dict:
     return {"ms": row["forward + backward ms"], "TFLOP/s": row["TFLOP/s"]}
 
 
-def accumulation(side: str, dry: bool) -> dict:
-    """A weight's gradient added to a float32 one."""
-    device, dtype = where(dry)
-    tokens, width = (8, 16) if dry else (32768, 1024)
-    dout, x = (torch.randn(tokens, columns, device=device).to(dtype) for columns in (4 * width, width))
-    gradient = torch.zeros(4 * width, width, device=device)
-    if side == "cuda" and device == "cuda":
-        from fastbert.ops import _cublaslt
-
-        taken = milliseconds(lambda: _cublaslt.accumulate_weight_gradient(dout, x, gradient), dry)
-    else:
-        taken = milliseconds(lambda: gradient.add_(dout.t() @ x), dry)
-    return {"ms": taken, "TFLOP/s": 2 * tokens * width * 4 * width / taken / 1e9}
-
-
 def measurements(dry: bool) -> Iterator[tuple[str, Callable[[], dict]]]:
     """("cuda NAME SIDE", what measures it)."""
-    for function in (lamb, mlp, linear, layers, accumulation, gather_rows, pack):
+    for function in (lamb, mlp, linear, layers, gather_rows, pack):
         for side in SIDES:
             yield f"cuda {function.__name__} {side}", lambda f=function, s=side: f(s, dry)

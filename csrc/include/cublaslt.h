@@ -17,19 +17,17 @@ enum class Epilogue : int {
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
 
-// out (rows, cols) = a b (+ out where accumulate), all row-major. a is (rows, inner), or (inner, rows) and read
-// transposed; b is (inner, cols), or (cols, inner) and read transposed.
+// out (rows, cols) = a b, all row-major. a is (rows, inner), or (inner, rows) and read transposed; b is (inner, cols),
+// or (cols, inner) and read transposed.
 struct Product {
-    Type type;      // of a, b, bias and aux
-    Type out_type;
+    Type type;  // of all matrices
     const void* a;
     const void* b;
     void* out;
     int64_t rows, cols, inner;
     bool a_transposed, b_transposed;
-    bool accumulate;
     Epilogue epilogue;
-    void* bias;  // (cols), or (rows) for bias_sum; of a's type
+    void* bias;  // (cols), or (rows) for bias_sum
     void* aux;   // (rows, cols)
     void* workspace;
     int64_t workspace_bytes;

@@ -79,21 +79,19 @@ def multiply(
     out: Tensor,
     *,
     transposed: tuple[bool, bool] = (False, False),
-    accumulate: bool = False,
     epilogue: Epilogue = Epilogue.NONE,
     bias: Tensor | None = None,
     aux: Tensor | None = None,
 ) -> Tensor:
-    """out = a b, or out += a b, of contiguous matrices on one device.
+    """out = a b, of contiguous matrices of one dtype on one device.
 
     Args:
-        a, b: (M, K) and (K, N), or transposed, of one dtype.
-        out: (M, N), of that dtype or float32; it is returned.
+        a, b: (M, K) and (K, N), or transposed.
+        out: (M, N); it is returned.
         transposed: whether a and b are stored transposed.
-        accumulate: whether the product is added to ``out``.
         epilogue: the operation on the sums before they are stored (csrc/include/cublaslt.h).
-        bias: (N,), or (M,) for BIAS_SUM, in the dtype of a; the epilogue says whether it is read or written.
-        aux: (M, N) in the dtype of a; likewise.
+        bias: (N,), or (M,) for BIAS_SUM; the epilogue says whether it is read or written.
+        aux: (M, N); likewise.
 
     Raises:
         BackendError: cuBLASLt has no such product.
@@ -106,17 +104,15 @@ def multiply(
     assert all(t.is_contiguous() and t.device == a.device for t in (a, b, out, bias, aux) if t is not None)
     assert bias is None or bias.shape == (rows if epilogue == Epilogue.BIAS_SUM else columns,)
     assert aux is None or aux.shape == out.shape
-    assert all(t.dtype == a.dtype for t in (b, bias, aux) if t is not None)
-    assert out.dtype in (a.dtype, torch.float32)
+    assert all(t.dtype == a.dtype for t in (b, out, bias, aux) if t is not None)
     number, stream = _place(a.device)
     workspace = _workspace(a.device, stream)
     with torch.cuda.device(a.get_device()):  # cuBLASLt's handle is the current device's; -1 (the CPU) changes nothing
         reason = _native.extension().cublaslt_multiply(
-            *(_TYPES[a.dtype], _TYPES[out.dtype]),
+            _TYPES[a.dtype],
             [t.data_ptr() for t in (a, b, out)],
             [rows, columns, inner],
             list(transposed),
-            accumulate,
             int(epilogue),
             *(0 if t is None else t.data_ptr() for t in (bias, aux)),
             *(workspace.data_ptr(), workspace.numel(), number, stream),
@@ -125,22 +121,3 @@ def multiply(
         shapes = f"{tuple(a.shape)} by {tuple(b.shape)} in {dtype_name(a.dtype)}"
         raise BackendError(f"cuBLASLt cannot multiply {shapes} with epilogue {epilogue.name}: {reason}")
     return out
-
-
-def accumulate_weight_gradient(dout: Tensor, x: Tensor, gradient: Tensor, bias_gradient: Tensor | None = None) -> None:
-    """gradient += dout^T x in a single pass over the gradient.
-
-    Args:
-        dout, x: (T, N) and (T, K), of one dtype.
-        gradient: (N, K), of that dtype or float32.
-        bias_gradient: (N,), dtype of dout, or None; overwritten with the sums of dout over its rows.
-    """
-    multiply(
-        dout,
-        x,
-        gradient,
-        transposed=(True, False),
-        accumulate=True,
-        epilogue=Epilogue.NONE if bias_gradient is None else Epilogue.BIAS_SUM,
-        bias=bias_gradient,
-    )
