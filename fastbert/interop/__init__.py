@@ -11,6 +11,6 @@ convert, convert_source    `fastbert convert`: the formats; reading any of them
 convert_tensorflow, convert_onnx, convert_sentence
                            writing one format each
 sentence_encoder           `fastbert.SentenceEncoder`
-sentence_files, sentence_modules
-                           its directory; the pooling and the layers after the model
+sentence_files, sentence_modules, sentence_positions
+                           its directory; the pooling and the layers after the model; positions there and here
 """

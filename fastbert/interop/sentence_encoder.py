@@ -29,6 +29,7 @@ from ..weights.kin import read_bert_config
 from .patch_families import FAMILIES
 from .sentence_files import checked_modes, read_settings
 from .sentence_modules import dim_after, first_tokens, pool
+from .sentence_positions import check_positions
 
 _TOKENIZE_AT_ONCE = 4096
 # The default token budget: a group of sequences for each thread (csrc/encoder.cpp), but at least this many tokens.
@@ -126,11 +127,12 @@ class SentenceEncoder:
         """
         device = device_for(precision, None if device is None else _checked_device(device))
         settings = read_settings(Path(directory))
-        config = _read_config(settings.model_directory)
+        config, tokenizer = _read_config(settings.model_directory), load_tokenizer(settings.model_directory)
+        check_positions(settings.model_directory, tokenizer)
         model = BertModel.from_pretrained(settings.model_directory, config=config, add_pooling_layer=False)
         encoder = cls(
             in_precision(model, precision, device),
-            load_tokenizer(settings.model_directory),
+            tokenizer,
             pooling=settings.pooling if pooling is None else pooling,
             modules=settings.modules,
             normalize=settings.normalize if normalize is None else normalize,

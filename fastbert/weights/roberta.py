@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
 
 # transformers' defaults for fields that a config.json lacks.
-_DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "max_position_embeddings": 512, "type_vocab_size": 2}
+DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "max_position_embeddings": 512, "type_vocab_size": 2}
 _CLASS = re.compile(r"(?:XLMRoberta|Roberta|Camembert)(Model|For\w+)")
 _PREFIX = "roberta."
 _POSITIONS, _TYPES = (f"embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
@@ -30,13 +30,13 @@ _OF_WORDS = (
 
 def _first_position(values: Mapping[str, Any]) -> int:
     """The row of the first token in the table of positions; the rows before it are for pads."""
-    pad = values.get("pad_token_id", _DEFAULTS["pad_token_id"])
+    pad = values.get("pad_token_id", DEFAULTS["pad_token_id"])
     return (pad if isinstance(pad, int) else 0) + 1  # null, or what BertConfig refuses
 
 
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Translates the content of a config.json to BERT's fields."""
-    ours = {**_DEFAULTS, **values, "model_type": "bert"}
+    ours = {**DEFAULTS, **values, "model_type": "bert"}
     rows, types = ours["max_position_embeddings"], ours["type_vocab_size"]
     if isinstance(rows, int):  # otherwise BertConfig raises the error
         ours["max_position_embeddings"] = rows - _first_position(values)
