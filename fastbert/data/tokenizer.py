@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -50,10 +51,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     ``load_tokenizer(directory).encode("A sentence.").ids`` includes special tokens; ``encode_batch`` takes a list.
 
     tokenizer_config.json decides how case, accents and Chinese characters are handled. If it does not, a tokenizer.json
-    keeps its own settings (transformers' BertTokenizer then lower-cases). With a vocab.txt, text is lower-cased if
-    hardly any token of the vocabulary has an upper-case letter; if a cased vocabulary has the letters of Korean but
-    none of its syllables, syllables are split into letters. For a Unigram only the tokenizer.json counts. The side on
-    which texts are to be truncated is kept in the tokenizer's truncation settings (`data.truncation`).
+    keeps its own settings. With a vocab.txt, text is lower-cased if hardly any token of the vocabulary has an
+    upper-case letter; if a cased vocabulary has the letters of Korean but none of its syllables, syllables are split
+    into letters. (transformers' BertTokenizer lower-cases; a warning says where case is kept.) For a Unigram only the
+    tokenizer.json counts. The side on which texts are to be truncated is kept in the tokenizer's truncation settings
+    (`data.truncation`).
 
     Args:
         path: a directory with tokenizer.json, vocab.txt or vocab.json, or one of these files; a vocab.json needs a
@@ -96,7 +98,20 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             set_template(tokenizer, names, types=False)
         added_tokens.add(tokenizer, path, settings)
     cut_at(tokenizer, None, settings.get("truncation_side"))
+    normaliser, is_model = tokenizer.normalizer, path.with_name("config.json").is_file()
+    keeps_case = isinstance(normaliser, normalizers.BertNormalizer) and not normaliser.lowercase
+    if is_model and keeps_case and "do_lower_case" not in settings and not is_generic(settings):
+        _warn_of_case(path.with_name("tokenizer_config.json"))
     return tokenizer
+
+
+@cache
+def _warn_of_case(path: Path) -> None:
+    _log.warning(
+        "%s: it has no do_lower_case: texts keep their case, as the vocabulary has upper case; transformers lower-cases"
+        ' them, unless the file says "do_lower_case": false',
+        path,
+    )
 
 
 def build_tokenizer(
