@@ -43,21 +43,15 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
             "transformers splits them as it does words",
             vocab_path.with_name("tokenizer_config.json"),
         )
-    older, beside = vocab_path.with_name("added_tokens.json"), vocab_path.with_name("special_tokens_map.json")
-    alone = holds_all(settings)
-    map_of_special = read_json(beside) if beside.is_file() and not alone else {}
+    map_of_special = _older("special_tokens_map.json", vocab_path, settings)
     special, unnormalised = _special(settings, map_of_special, vocab_path)
     wanted: dict[int, AddedToken] = {}
-    if older.is_file() and not alone:
-        for content, index in read_json(older).items():
-            # Searched for in normalised text, except for tokens that transformers already knows as special by then.
-            wanted[_id(index, older)] = AddedToken(
-                _content(content, older), special=content in special, normalized=content not in unnormalised
-            )
-    listed = settings.get("added_tokens_decoder") or {}
-    if not isinstance(listed, dict):
-        raise InputError(f"{vocab_path}: expected added_tokens_decoder as a dictionary, got {listed!r:.50}")
-    wanted |= {_id(index, vocab_path): _token(token, vocab_path) for index, token in listed.items()}
+    for content, index in _older("added_tokens.json", vocab_path, settings).items():
+        # Searched for in normalised text, except for tokens that transformers already knows as special by then.
+        wanted[_id(index, vocab_path)] = AddedToken(
+            _content(content, vocab_path), special=content in special, normalized=content not in unnormalised
+        )
+    wanted |= {_id(index, vocab_path): _token(t, vocab_path) for index, t in _listed(settings, vocab_path).items()}
     _add_by_id(tokenizer, wanted, vocab_path)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for role, name in ({} if names is None else names._asdict()).items():
@@ -65,6 +59,39 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
         token = given if _is_token(given) and given["content"] == name else name
         special.setdefault(name, _token(token, vocab_path, special=True))
     tokenizer.add_tokens([token for content, token in special.items() if content not in known])
+
+
+def of_roles(vocab_path: Path, settings: dict[str, Any], names: SpecialNames) -> list[AddedToken]:
+    """The special tokens of a vocab.txt, with the flags that the files beside it give them: if text is lower-cased, one
+    with ``"normalized": true`` is also found where a text has ``[mask]``.
+
+    Raises:
+        InputError: an entry is not a token.
+    """
+    given = {**settings, **_older("special_tokens_map.json", vocab_path, settings)}
+    tokens = [*(given.get(role) for role in names._fields), *_listed(settings, vocab_path).values()]
+    flags = {token["content"]: token for token in tokens if _is_token(token)}
+    for content in _older("added_tokens.json", vocab_path, settings):  # transformers adds these again, without flags
+        flags.pop(content, None)
+    plain = {"special": True, "normalized": False}
+    return [
+        _token(flags[name], vocab_path, special=True) if name in flags else AddedToken(name, **plain) for name in names
+    ]
+
+
+def _older(name: str, vocab_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file beside a vocabulary that transformers wrote before tokenizer_config.json had all tokens."""
+    path = vocab_path.with_name(name)
+    beside = vocab_path.name in ("vocab.txt", "tokenizer.json")
+    return read_json(path) if beside and path.is_file() and not holds_all(settings) else {}
+
+
+def _listed(settings: dict[str, Any], vocab_path: Path) -> dict[str, Any]:
+    """The tokens of tokenizer_config.json by their ids."""
+    listed = settings.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        raise InputError(f"{vocab_path}: expected added_tokens_decoder as a dictionary, got {listed!r:.50}")
+    return listed
 
 
 def _add_by_id(tokenizer: Tokenizer, wanted: dict[int, AddedToken], vocab_path: Path) -> None:

@@ -93,7 +93,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             )
         vocab = read_vocab(path)
         names = read_names(path, settings)
-        tokenizer = build_tokenizer(vocab, normalisation_of(settings, vocab), source=str(path), names=names)
+        tokens = added_tokens.of_roles(path, settings, names)
+        tokenizer = build_tokenizer(vocab, normalisation_of(settings, vocab), str(path), names, tokens)
         if not wants_types(settings):
             set_template(tokenizer, names, types=False)
         added_tokens.add(tokenizer, path, settings)
@@ -119,6 +120,7 @@ def build_tokenizer(
     normalisation: Normalisation,
     source: str = "the vocabulary",
     names: SpecialNames = BERT_NAMES,
+    tokens: Sequence[AddedToken] | None = None,
 ) -> Tokenizer:
     """A WordPiece tokenizer from tokens and ids, with ``[CLS] A [SEP] B [SEP]`` as its template.
 
@@ -127,6 +129,7 @@ def build_tokenizer(
         normalisation: how text is cleaned before it is split.
         source: where the vocabulary is from, for the error message.
         names: the special tokens.
+        tokens: these with their flags; None for BERT's, which are searched for in the text as it is.
 
     Raises:
         InputError: the vocabulary lacks a special token.
@@ -139,7 +142,7 @@ def build_tokenizer(
         continuing_subword_prefix=CONTINUATION,
     )
     tokenizer = _shell(model, normalisation)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names])
+    tokenizer.add_special_tokens(tokens or [AddedToken(name, special=True, normalized=False) for name in names])
     set_template(tokenizer, names)
     return tokenizer
 
