@@ -44,7 +44,7 @@ class Pretrain(PretrainConfig):
     plan_ranks: int = 1
     """With --plan: the number of processes that train together, each on its own device."""
     plan_throughput: str | None = None
-    """With --plan: tokens a second of one rank, from which the time follows; measure = take a few steps here."""
+    """With --plan: tokens a second of one rank, from which the time follows; "measure" takes a few steps here."""
     # Paths, which are strings in the recipe.
     data: InputName = ""
     out: OutputName = ""
@@ -122,7 +122,10 @@ def _plan(args: Pretrain, config: PretrainConfig) -> None:
         except ValueError:
             throughput = 0.0
         if not 0 < throughput < float("inf"):
-            raise InputError(f"--plan-throughput must be tokens a second or measure, got {args.plan_throughput!r}")
+            raise InputError(
+                "--plan-throughput must be a number of tokens a second, or the word measure, "
+                f"got {args.plan_throughput!r}"
+            )
     if args.plan_ranks < 1:
         raise InputError(f"--plan-ranks must be at least 1, got {args.plan_ranks}")
     from ..train import plan_text

@@ -38,7 +38,10 @@ def text(plan: Plan) -> str:
         f"          {_bytes(here)} at the peak, without what kernels and libraries take for themselves",
     ]
     if plan.seconds is None:
-        lines.append("time      not known: --plan-throughput takes tokens a second of one rank, or measure")
+        lines += [
+            "time      not known: give --plan-throughput NUMBER, the tokens that one rank trains on in a second, or",
+            "          --plan-throughput measure, which takes a few steps on this machine and needs --data",
+        ]
     else:
         rates = ", ".join(f"{rate:,.0f}" for rate in plan.rates)
         lines.append(

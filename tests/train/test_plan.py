@@ -235,6 +235,10 @@ def test_the_command_prints_and_writes_nothing(data, tmp_path, monkeypatch, caps
     told = capsys.readouterr().out
     for wanted in ("parameters", "gradients", "optimiser", "activations", "each rank sends", "30.0 minutes", "4\n"):
         assert wanted in told.replace("ranks     4, fp32", "ranks 4\n")
+    assert main([*argv, "--out", "RUN"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "time not known: give --plan-throughput NUMBER, the tokens that one rank trains on in a second, or" in told
+    assert told.endswith("--plan-throughput measure, which takes a few steps on this machine and needs --data")
     assert not list(tmp_path.iterdir())
 
 
@@ -253,8 +257,11 @@ def test_every_recipe_has_a_plan_without_data(name):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--plan", "--steps", "1", "--plan-throughput", "fast"], "tokens a second or measure, got 'fast'"),
-        (["--plan", "--steps", "1", "--plan-throughput", "-1"], "tokens a second or measure"),
+        (
+            ["--plan", "--steps", "1", "--plan-throughput", "fast"],
+            "a number of tokens a second, or the word measure, got 'fast'",
+        ),
+        (["--plan", "--steps", "1", "--plan-throughput", "-1"], "or the word measure, got '-1'"),
         (["--plan", "--steps", "1", "--plan-throughput", "measure"], "throughput can only be measured on data"),
         (["--plan", "--steps", "1", "--plan-ranks", "0"], "--plan-ranks must be at least 1"),
         (["--plan"], "needs the length of the run"),
