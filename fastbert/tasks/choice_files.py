@@ -1,4 +1,5 @@
-"""Multiple-choice files that are neither JSON nor tables with a header: COPA's XML, MMLU's .csv, directories."""
+"""Multiple-choice files that are neither JSON nor tables with a header: COPA's XML, MMLU's .csv, MCTest's .tsv,
+directories."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .bad_rows import called
+from .bad_rows import BadRows, called
 from .choice_forms import LETTERS
 from .csv_records import csv_records
+from .files import read_lines
 from .hub_files import Record
 
 SUFFIXES = (".txt", ".csv")
 """The suffixes of the files in RACE's and MMLU's directories."""
 _PARTS = frozenset(["train", "auxiliary_train", "dev", "val", "test"])
+_MCTEST = 3 + 4 * 5  # columns: number, notes, story, and four questions with four answers each
 _MMLU = ("1", "2", "3", "4", "5", "6")
 
 
@@ -88,3 +91,40 @@ def of_mmlu(fields: dict[str, str]) -> dict[str, Any]:
         raise ValueError("expected MMLU's six columns (question, four answers, letter), with closed quotes, got others")
     question, *choices, answer = (fields[name] for name in _MMLU)
     return {"question": question, "choices": choices, "answer": answer}
+
+
+def is_mctest(line: str) -> bool:
+    """Whether a file that begins with this line is one of MCTest's: its questions begin with how many sentences of the
+    story they need."""
+    fields = line.split("\t")
+    return len(fields) == _MCTEST and fields[3].startswith(("one:", "multiple:"))
+
+
+def mctest_records(
+    path: str | os.PathLike, lines: Iterator[tuple[int, str]], bad_rows: BadRows
+) -> Iterator[Record | None]:
+    """The questions of MCTest's stories; their answers are letters in a file with the suffix .ans beside, if it is
+    there.
+
+    Raises:
+        DataError: that file has not four answers for each story.
+    """
+    beside = Path(path).with_suffix(".ans")
+    read = read_lines(beside, bad_rows) if beside.is_file() else None
+    answers = None if read is None else [line.split() for _, line in read if line.strip()]
+    stories = [(number, line.split("\t")) for number, line in lines if line.strip()]
+    if answers is not None and [4] * len(stories) != list(map(len, answers)):
+        raise DataError(f"{beside}: expected four answers for each of the {len(stories)} stories of {path}, got others")
+    for (number, fields), right in zip(stories, answers or [[]] * len(stories), strict=False):
+        for question in range(4 if len(fields) == _MCTEST else 0):
+            asked, *options = fields[3 + 5 * question : 8 + 5 * question]
+            values: dict[str, Any] = {
+                "story": fields[2].replace("\\newline", " ").replace("\\tab", " "),
+                "question": asked.partition(":")[2].strip(),
+                "answer_options": options,
+                "answer": right[question] if right else None,
+            }
+            yield Record.of(f"{called(path)}, line {number}, question {question + 1}", values)
+        if len(fields) != _MCTEST:
+            got = f"expected MCTest's {_MCTEST} tab-separated columns, got {len(fields)}"
+            bad_rows.refuse(f"{called(path)}, line {number}: {got}")

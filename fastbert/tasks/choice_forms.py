@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .base import Row
@@ -24,6 +25,7 @@ class Form:
         beginning: the column of a text with which every ending begins; empty if there is none.
         first: the number of the first ending in the label column.
         open: whether the context may be empty.
+        lettered: whether the label is the letter of an ending, where each has a column.
     """
 
     context: tuple[str, ...]
@@ -32,6 +34,7 @@ class Form:
     beginning: str = ""
     first: int = 0
     open: bool = False
+    lettered: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -66,6 +69,7 @@ FORMS = (
     Form(("question",), ("options",), "answer"),  # MMLU-Pro
     Form(("question",), ("options",), "correct"),  # AQuA
     Form(("question",), ("options",), "label"),  # AGIEval where its passage is null
+    Form(("story",), ("answer_options",), "answer", "question"),  # MCTest
     Form(("question",), ("opa", "opb", "opc", "opd"), "cop", first=1),  # MedMCQA
     Form(("dialogue",), ("choice",), "answer", "question"),  # DREAM
     Form(("context",), ("answers",), "label", "question"),  # ReClor
@@ -78,6 +82,8 @@ FORMS = (
     Form(("context",), _numbered("answer", range(4)), "label", "question"),  # CosmosQA
     Form(("sentence",), ("option1", "option2"), "answer", first=1, open=True),  # WinoGrande
     Form(("obs1",), ("hyp1", "hyp2"), "label", first=1),  # alphaNLI
+    Form((), ("sent0", "sent1"), "label", open=True),  # ComVE: the sentence against common sense
+    Form(("FalseSent",), ("OptionA", "OptionB", "OptionC"), "label", lettered=True),  # and why it is
     Form(
         _numbered("InputSentence", range(1, 5)),
         _numbered("RandomFifthSentenceQuiz", (1, 2)),
@@ -87,7 +93,8 @@ FORMS = (
 )
 _OTHERS = (
     "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, MMLU-Pro, MedQA, MedMCQA, AQuA, AGIEval, "
-    "DREAM, ReClor, QuAIL, LogiQA, SciQ, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI or Story Cloze"
+    "DREAM, ReClor, QuAIL, LogiQA, MCTest, SciQ, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI, ComVE or Story "
+    "Cloze"
 )
 _ALONE = (("question",), ("question_stem",))
 """The contexts of data sets whose questions have no passage."""
@@ -142,12 +149,12 @@ def _of_question(values: dict[str, Any]) -> dict[str, Any]:
     return {"question": question.get("stem"), "choices": table}
 
 
-def _of_options(values: dict[str, Any]) -> dict[str, Any]:
-    """MedQA's options are an object, whose keys are their letters."""
-    options = values["options"]
+def _of_options(values: dict[str, Any], column: str = "options") -> dict[str, Any]:
+    """MedQA's and MCTest's options are an object, whose keys are their letters."""
+    options = values[column]
     if not isinstance(options, dict) or isinstance(options.get("text"), list):
         return {}
-    return {"options": {"text": list(options.values()), "label": list(options)}}
+    return {column: {"text": list(options.values()), "label": list(options)}}
 
 
 def _of_dialogue(values: dict[str, Any]) -> dict[str, Any]:
@@ -199,6 +206,7 @@ def _hub_observations(values: dict[str, Any]) -> dict[str, Any]:
 _UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
     (("question",), _of_question),
     (("question", "options"), _of_options),
+    (("story", "answer_options"), partial(_of_options, column="answer_options")),
     (("dialogue", "question", "choice"), _of_dialogue),
     (("premise", "choice1", "choice2", "question"), _of_premise),
     (("sentence", "option1", "option2"), _of_sentence),
@@ -271,7 +279,7 @@ def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
             f"expected all columns of SWAG ({', '.join(REGULAR.columns)}), {_OTHERS}, got {shorten(', '.join(values))}"
         )
     _check_passage(form, values)
-    endings, names = [values[column] for column in form.endings], []
+    endings, names = [values[column] for column in form.endings], list(LETTERS) if form.lettered else []
     if len(endings) == 1:
         [endings], names = endings, list(LETTERS)
         if _is_table(endings):

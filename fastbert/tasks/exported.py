@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
@@ -54,6 +55,7 @@ def exported_rows(
     for index, record in records:
         if record is None:
             continue
+        record = _with_columns(record)
         if index == 0:
             names = _labels(task)
             task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
@@ -66,6 +68,12 @@ def exported_rows(
             task.bad_rows.refuse(f"{record.where}: {error}")
             continue
         yield row
+
+
+def _with_columns(record: Record) -> Record:
+    """KLUE-STS has three labels of a pair in one object; its keys, ``label`` among them, become columns."""
+    inner = record.values.get("labels")
+    return replace(record, values={**inner, **record.values}) if isinstance(inner, dict) else record
 
 
 def read_table_of_hub(

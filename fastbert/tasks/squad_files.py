@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from .files import check_text, load_json, parse_json, read_lines, shorten
 from .hub_files import Record, is_hub_file, list_records, read_records
 from .typed import TYPED, has_form, json_or_none, read_typed
 
-_LINES = (("question", "context"), ("context", "qas"), ("header",))
-"""The keys of an object that is a line of JSON: a question from a hub, a context of MRQA, and the header before it."""
+_LINES = (("question", "context"), ("context", "qas"), ("header",), ("question", "plot"), ("plot", "qa"))
+"""The keys of an object that is a line of JSON: a hub's question, MRQA's context and the header before it, DuoRC's."""
+_DUORC = {"plot": "context", "question_id": "id", "no_answer": "is_impossible", "qa": "qas"}
+"""DuoRC's keys, and SQuAD's or MRQA's for them."""
 _IDS = ("id", "qid", "guid")
 """The keys of a question's id, in SQuAD, MRQA and KLUE."""
 # A key of `_IDS` with a string or a number; inside of a string, its quotes would be escaped.
@@ -97,7 +99,7 @@ def read_questions(
             ) from None
     listed = value["data"] if _is_flat(value) else value
     if isinstance(listed, list) and listed:
-        return _rows_of(path, list_records(path, listed, bad_rows), bad_rows, impossible, ignore_answers)
+        return _rows_of(path, _apart(list_records(path, listed, bad_rows)), bad_rows, impossible, ignore_answers)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise DataError(
             f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value"
@@ -135,14 +137,18 @@ def _has_lines(path: str | os.PathLike, bad_rows: BadRows) -> bool:
 
 
 def _apart(records: Iterable[Record | None]) -> Iterator[Record | None]:
-    """Records with one question each, from records that may have several about a context, as in MRQA; headers are
-    skipped."""
+    """Records with one question each, from records that may have several about a context, as in MRQA and DuoRC; headers
+    are skipped."""
     for record in records:
+        duorc = record is not None and "plot" in record.values
+        if duorc:
+            record = replace(record, values={_DUORC.get(key, key): value for key, value in record.values.items()})
         questions = None if record is None else record.values.get("qas")
         if isinstance(questions, list):
             context = record.values.get("context")
             for number, question in enumerate(questions, 1):
                 own = question if isinstance(question, dict) else {}
+                own = {_DUORC.get(key, key) if duorc else key: value for key, value in own.items()}
                 name = own.get("qid", own.get("id"))  # official predictions use qid
                 yield Record.of(f"{record.where}, question {number}", {**own, "id": name, "context": context})
         elif record is None or set(record.values) != {"header"}:

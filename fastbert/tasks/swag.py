@@ -16,7 +16,7 @@ from ..result_files import atomic_write, written
 from . import metrics
 from .bad_rows import BadRows, called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
-from .choice_files import copa_records, files_of, is_xml, mmlu_records, of_mmlu
+from .choice_files import copa_records, files_of, is_mctest, is_xml, mctest_records, mmlu_records, of_mmlu
 from .choice_forms import (
     CODAH,
     FORMS,
@@ -93,6 +93,10 @@ class SWAG(Task):
         first = first or (1, "")
         if is_xml(first[1]):
             yield from self._rows_of(path, copa_records(path, itertools.chain([first], lines)))
+            return
+        if is_mctest(first[1]):
+            found = mctest_records(path, itertools.chain([first], lines), self.bad_rows)
+            yield from self._rows_of(path, found)
             return
         header, where = csv_fields(first[1]), f"{called(path)}, line {first[0]}"
         form = next((form for form in _HEADERS if set(form) <= set(header)), ())

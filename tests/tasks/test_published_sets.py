@@ -1,0 +1,136 @@
+"""Data sets as they are published: DuoRC, MCTest, ComVE, KLUE-STS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from fastbert.errors import DataError
+from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row, require_labels
+from fastbert.tasks.config import TaskOptions
+from fastbert.tasks.squad_files import Answers
+
+
+def write(path: Path, values: list[dict]) -> Path:
+    """In the form that the name tells."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(values), path)
+    else:
+        text = json.dumps(values) if path.suffix == ".json" else "".join(json.dumps(value) + "\n" for value in values)
+        path.write_text(text)
+    return path
+
+
+def task_of(name: str, skip: bool = False, **options):
+    task = registry.get(name)
+    task.bad_rows = BadRows(skip=skip)
+    task.configure(TaskOptions(**options))
+    return task
+
+
+PLOT = "Bob goes to Bonn. He sleeps."
+DUORC = [
+    {"question_id": "b4-1", "question": "Where does Bob go?", "answers": ["Bonn", "a town"], "no_answer": False},
+    {"question_id": "b4-2", "question": "Who eats?", "answers": [], "no_answer": True},
+]
+OF_DUORC = [
+    Row("b4-1", ("Where does Bob go?", PLOT), Answers(("Bonn", "a town"), (-1, -1))),
+    Row("b4-2", ("Who eats?", PLOT), Answers()),
+]
+
+
+@pytest.mark.parametrize("name", ["dev.parquet", "dev.jsonl", "SelfRC_dev.json", "own.jsonl"])
+def test_questions_about_plots(name, tmp_path):
+    """On hubs, and the authors' own: they are scored as SQuAD 2.0's; training needs positions, which they have not."""
+    about = {"plot": PLOT, "title": "Bob"}
+    own = [{"id" if key == "question_id" else key: value for key, value in question.items()} for question in DUORC]
+    nested = "own" in name or name.startswith("SelfRC")
+    values = [{"id": "/m/03", **about, "qa": own}] if nested else [{"plot_id": "/m/03", **about, **q} for q in DUORC]
+    path, task = write(tmp_path / name, values), task_of("squad2")
+    rows = task.read(path)
+    assert [(row.id, row.texts, row.label) for row in rows] == [(row.id, row.texts, row.label) for row in OF_DUORC]
+    with pytest.raises(DataError, match=r"question b4-1: expected the character where 'Bonn' begins in its context"):
+        task.for_training(rows, path)
+    with pytest.raises(DataError, match="got an impossible one, which belongs to squad2"):
+        task_of("squad1").read(path)
+
+
+CHOICES = ("a dog", "a cat", "a cow", "a pig")
+STORY = "Tom had a dog. It was red."
+MCTEST = ("mc160.dev.0", "Author: 1;Work Time(s): 2", "Tom had a dog.\\newlineIt was red.")
+QUESTIONS = ("one: What had Tom?", "multiple: What was red: say?", "one: Who?", "one: What?")
+LINE = "\t".join([*MCTEST, *("\t".join([question, *CHOICES]) for question in QUESTIONS)]) + "\n"
+
+
+def test_stories_of_mctest(tmp_path):
+    path, task = tmp_path / "mc160.dev.tsv", task_of("swag")
+    path.write_text(LINE * 2)
+    rows = task.read(path)
+    assert rows[1] == Row("1", (STORY, *(f"What was red: say? {choice}" for choice in CHOICES)), None)
+    assert len(rows) == 8
+    (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\nD\tD\tD\tA\n")
+    assert "".join(row.label for row in task.read(path)) == "01233330"
+    path.write_text(LINE + LINE.replace("\tone: Who?", "") + LINE)
+    (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\n" * 3)
+    with pytest.raises(DataError, match=r"mc160\.dev\.tsv, line 2: expected MCTest's 23 tab-separated columns, got 22"):
+        task.read(path)
+    assert "".join(row.label for row in task_of("swag", skip=True).read(path)) == "01230123"
+    (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\n")
+    with pytest.raises(DataError, match=r"mc160\.dev\.ans: expected four answers for each of the 3 stories"):
+        task.read(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("options", [dict(zip("ABCD", CHOICES, strict=True)), list(CHOICES)], ids=["object", "list"])
+def test_mctest_on_hubs(name, options, tmp_path):
+    value = {"idx": {"story": "mc160.dev.0", "question": 0}, "question": "What had Tom?", "story": STORY}
+    value |= {"properties": {"author": "1"}, "answer_options": options, "answer": "C", "question_is_multiple": False}
+    [row] = task_of("swag").read(write(tmp_path / name, [value]))
+    assert row == Row("0", (STORY, *(f"What had Tom? {choice}" for choice in CHOICES)), "2")
+
+
+@pytest.mark.parametrize(
+    ("header", "fields", "label", "row"),
+    [
+        ("id,sent0,sent1", "7,He eats milk.,He drinks it.", "0", (("", "He eats milk.", "He drinks it."), "0")),
+        ("id,FalseSent,OptionA,OptionB,OptionC", "7,He eats milk.,tasty,solid,fruit", "B",
+         (("He eats milk.", "tasty", "solid", "fruit"), "1")),
+    ],
+)  # fmt: skip
+def test_sentences_against_common_sense(header, fields, label, row, tmp_path):
+    """The answers are files of their own; here they have become a column."""
+    path, task = tmp_path / "subtask.csv", task_of("swag")
+    path.write_text(f"{header},label\n{fields},{label}\n")
+    assert task.read(path) == [Row("0", *row)]
+    [value] = [dict(zip(header.split(","), fields.split(","), strict=True))]
+    assert task.read(write(tmp_path / "a.jsonl", [value | {"label": label}])) == [Row("0", *row)]
+    path.write_text(f"{header}\n{fields}\n")
+    rows = task.read(path)
+    assert rows == [Row("0", row[0], None)]
+    with pytest.raises(DataError, match="line 1: expected a column label with the label of every row, got the columns"):
+        require_labels(task, rows, path)
+    path.write_text(f"{header},label\n{fields},4\n")
+    with pytest.raises(DataError, match="expected the label to be one of 0 to"):
+        task.read(path)
+
+
+@pytest.mark.parametrize("name", ["klue-sts-v1.1_dev.json", "dev.jsonl", "dev.parquet"])
+def test_labels_of_klue_sts(name, tmp_path):
+    """Three of a pair in one object: a score, the same not rounded, and a class."""
+    pair = {"guid": "klue-sts-v1_dev_00000", "source": "airbnb-rtt", "sentence1": "A b", "sentence2": "A c"}
+    values = [pair | {"labels": {"label": 3.7 - n, "real-label": 3.714 - n, "binary-label": 1 - n}} for n in range(2)]
+    path, texts = write(tmp_path / name, values), ("sentence1", "sentence2")
+    assert task_of("stsb").read(path) == [Row("0", ("A b", "A c"), 3.7), Row("1", ("A b", "A c"), 2.7)]
+    for task, column, labels in (
+        ("text-regression", None, [3.7, 2.7]),
+        ("text-regression", "real-label", [3.714, 2.714]),
+        ("text-classification", "binary-label", ["1", "0"]),
+    ):
+        rows = task_of(task, text_columns=texts, label_column=column).read(path)
+        assert [row.label for row in rows] == pytest.approx(labels)
