@@ -8,6 +8,7 @@ what it reads beside them may count for nothing and still end a GPU's process.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections import Counter
 from collections.abc import Iterator
@@ -140,6 +141,19 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
+@functools.cache
+def _lasting() -> list[torch.Tensor]:
+    """The tensors of all modules. What there is when the first test begins, a million objects, is not searched for the
+    later ones again and again."""
+    tensors = _living()
+    gc.freeze()
+    return tensors
+
+
+def _living() -> list[torch.Tensor]:
+    return [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+
+
 def watch(monkeypatch) -> dict[str, Counter]:
     """Watches every launch from here on; returns what will be found, by kernel."""
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
@@ -149,11 +163,12 @@ def watch(monkeypatch) -> dict[str, Counter]:
     load, store, atomic, swap, place = (getattr(builder, name) for name in names)
     launches: list[Launch] = []
     found: dict[str, Counter] = {}
+    lasting = _lasting()
 
     def execute(self, *arguments, **options):
         given = arguments, tuple(options.values())
         if "places_ptr" in self.arg_names:  # a table of addresses, of which the tensors are somewhere
-            given = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+            given = [*lasting, *_living()]
         launches.append(Launch(self.fn.__name__, _bounds(_tensors(given))))
         try:
             executed(self, *arguments, **options)
