@@ -16,14 +16,19 @@ def quicken() -> None:
 
     For every launch, and every call of one function of a kernel by another, the interpreter looks through all of
     Triton's language for what it must replace there, and takes it out after the launch. For every operation it makes
-    the type of its result, and a table of all types, anew. And the bits of a dropout, which follow from the arguments
-    alone, take half of a training step: backward passes and second runs ask for those of the forward pass again.
+    the type of its result, what follows from a type, and a table of all types, anew; it broadcasts what has one shape
+    and casts what has the type already; and it looks for overflows, of which it says nothing. And the bits of a
+    dropout, which follow from the arguments alone, take half of a training step: backward passes and second runs ask
+    for those of the forward pass again.
     """
     from triton.language import core
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     patch, dtype_of, with_element = interpreter._patch_lang, interpreter._get_np_dtype, core.block_type.with_element_ty
     call, dtypes, blocks, bits = interpreter.InterpretedFunction.__call__, {}, {}, {}
+    tensor, broadcast, cast = core.tensor.__init__, TritonSemantic.broadcast_impl_value, TritonSemantic.cast
+    overflow, to_ir = TritonSemantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir
 
     @functools.cache
     def patched(function):
@@ -55,7 +60,34 @@ def quicken() -> None:
             bits[key] = call(self, *arguments, **options)
         return bits[key]
 
+    def made(self, handle, kind):
+        """A tensor, of which all but its numbers is that of the type."""
+        if not hasattr(kind, "made"):
+            tensor(self, handle, kind)
+            kind.made = {name: value for name, value in vars(self).items() if name != "handle"}
+        vars(self).update(kind.made, handle=handle)
+
+    def broadcast_once(self, a, b):
+        of_one_shape = a.type.is_block() and b.type.is_block() and list(a.type.shape) == list(b.type.shape)
+        return (a, b) if of_one_shape else broadcast(self, a, b)
+
+    def cast_once(self, given, kind, *options, **named):
+        return given if given.type.scalar is kind.scalar else cast(self, given, kind, *options, **named)
+
+    def look_for_overflow(self, a, b, operation):
+        if self.builder.options.debug:  # else Triton takes no notice of what it finds
+            overflow(self, a, b, operation)
+
+    def kept_ir(self, builder):
+        if not isinstance(builder, interpreter.InterpreterBuilder):  # one that compiles, beside the interpreter
+            return to_ir(self, builder)
+        if not hasattr(self, "ir"):
+            self.ir = to_ir(self, builder)
+        return self.ir
+
     interpreter._patch_lang, interpreter._get_np_dtype = patched, known_dtype
+    core.tensor.__init__, TritonSemantic.broadcast_impl_value, TritonSemantic.cast = made, broadcast_once, cast_once
+    TritonSemantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir = look_for_overflow, kept_ir
     core.block_type.with_element_ty, interpreter.InterpretedFunction.__call__ = known_block, called
 
 
