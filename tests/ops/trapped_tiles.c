@@ -111,9 +111,7 @@ static int64_t registered(const ucontext_t* context, int number_) {
 }
 
 /* VEX.128.0F38.W0: prefix (1: 66, 2: F3, 3: F2), opcode, ModRM, and an address with or without SIB. */
-static void carry_out(int signal_, siginfo_t* info, void* where) {
-    (void)signal_, (void)info;
-    ucontext_t* context = where;
+static void carry_out(ucontext_t* context) {
     const uint8_t *at = (const uint8_t*)context->uc_mcontext.gregs[REG_RIP], *next = at + 5;
     demand(at[0] == 0xc4 && (at[1] & 31) == 2 && !(at[2] & 0x84), "an instruction of AMX", at);
     const int high_reg = !(at[1] & 0x80) << 3, high_index = !(at[1] & 0x40) << 3, high_base = !(at[1] & 0x20) << 3;
@@ -169,16 +167,29 @@ static void carry_out(int signal_, siginfo_t* info, void* where) {
     context->uc_mcontext.gregs[REG_RIP] = (greg_t)next;
 }
 
+static int is_amx(const uint8_t* at) {
+    return at[0] == 0xc4 && (at[1] & 31) == 2 && !(at[2] & 0x84) &&
+           (at[3] == 0x49 || at[3] == 0x4b || at[3] == 0x5c || at[3] == 0x5e);
+}
+
+/* Those that follow at once are carried out too: a signal takes longer than an instruction. */
+static void answer(int signal_, siginfo_t* info, void* where) {
+    (void)signal_, (void)info;
+    ucontext_t* context = where;
+    do carry_out(context);
+    while (is_amx((const uint8_t*)context->uc_mcontext.gregs[REG_RIP]));
+}
+
 /* Nobody else answers SIGILL: Python's faulthandler and torch would end the process. */
 int sigaction(int signal_, const struct sigaction* action, struct sigaction* before) {
     static int (*real)(int, const struct sigaction*, struct sigaction*);
     if (!real) real = (int (*)(int, const struct sigaction*, struct sigaction*))dlsym(RTLD_NEXT, "sigaction");
-    if (signal_ != SIGILL || (action && action->sa_sigaction == carry_out)) return real(signal_, action, before);
+    if (signal_ != SIGILL || (action && action->sa_sigaction == answer)) return real(signal_, action, before);
     if (before) memset(before, 0, sizeof *before);
     return 0;
 }
 
 __attribute__((constructor)) static void begin(void) {
-    struct sigaction action = {.sa_sigaction = carry_out, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
     sigaction(SIGILL, &action, NULL);
 }
