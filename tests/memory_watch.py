@@ -145,6 +145,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _lasting() -> list[torch.Tensor]:
     """The tensors of all modules. What there is when the first test begins, a million objects, is not searched for the
     later ones again and again."""
+    gc.unfreeze()
     tensors = _living()
     gc.freeze()
     return tensors
