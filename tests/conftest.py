@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -18,6 +19,7 @@ import torch
 
 import fastbert  # noqa: F401  (first: it sets the cap before torch runs its first product)
 from fastbert import _native
+from fastbert.train import flops
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -101,6 +103,22 @@ def _garbage_is_looked_for_among_what_is_new():
     collected again and again: that was a fifth of the processor time of their tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_peak_of_the_processor_is_measured_once():
+    """And not by each of the trainings in this process: it takes longer than most of their steps do together."""
+    measured = flops.measured_peak
+
+    @functools.cache
+    def known(device, dtype, _level, _threads):
+        return measured(device, dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            flops, "measured_peak", lambda device, dtype: known(device, dtype, _native.isa(), torch.get_num_threads())
+        )
+        yield
 
 
 @pytest.fixture
