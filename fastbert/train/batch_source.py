@@ -61,6 +61,14 @@ class BatchSource:
         self.accumulate = phase.accumulate or phase.micro_batches(
             phases.mean_micro_batch(self.data, phase.token_budget), self._world.size
         )
+        self.end_workers()
+
+    def end_workers(self) -> None:
+        """Ends the processes that make batches; the next step starts others.
+
+        If they are left to the garbage collector, it waits five seconds for each: it closes their queues first, so that
+        they are not told to end.
+        """
         self._loader: Iterator[tuple[int, int, PackedBatch]] | None = None
 
     def next_epoch(self) -> None:

@@ -206,7 +206,9 @@ class PretrainLoop:
                 )
             if stopped is None and self.evaluated_at != self.step:
                 self._evaluate()
-            self._fixed = None  # frees the graph's memory now: this loop is in reference cycles
+            # Now, and not when garbage is collected: this loop is in reference cycles.
+            self._fixed = None  # frees the graph's memory
+            self.batches.end_workers()
             self.checkpoints.finish()
             if not self.best:
                 self._write_model()

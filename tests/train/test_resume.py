@@ -66,6 +66,7 @@ def test_two_parts_equal_the_whole(data, whole, tmp_path, step, num_workers):
     """20 is not a multiple of the 8 steps between evaluations, 13 lies elsewhere in the epoch."""
     out = tmp_path / "run"
     result = _in_two_parts(runs.config(data, out, num_workers=num_workers), step)
+    assert not multiprocessing.active_children(), "workers end with their run"
     runs.assert_same_run(out, whole, STEPS)
     assert [row["step"] for row in result.history if row["kind"] == "train"] == list(range(1, STEPS + 1))
     at_cut, at_end = (checkpoint.load(out / "checkpoints" / f"step_{n}")[1] for n in (step, STEPS))
