@@ -16,19 +16,14 @@ def quicken() -> None:
 
     For every launch, and every call of one function of a kernel by another, the interpreter looks through all of
     Triton's language for what it must replace there, and takes it out after the launch. For every operation it makes
-    the type of its result, what follows from a type, and a table of all types, anew; it broadcasts what has one shape
-    and casts what has the type already; and it looks for overflows, of which it says nothing. And the bits of a
-    dropout, which follow from the arguments alone, take half of a training step: backward passes and second runs ask
-    for those of the forward pass again.
+    the type of its result, and a table of all types, anew. And the bits of a dropout, which follow from the arguments
+    alone, take half of a training step: backward passes and second runs ask for those of the forward pass again.
     """
-    from triton.language import core
-    from triton.language.semantic import TritonSemantic
+    from triton.language import core, semantic
     from triton.runtime import interpreter
 
     patch, dtype_of, with_element = interpreter._patch_lang, interpreter._get_np_dtype, core.block_type.with_element_ty
     call, dtypes, blocks, bits = interpreter.InterpretedFunction.__call__, {}, {}, {}
-    tensor, broadcast, cast = core.tensor.__init__, TritonSemantic.broadcast_impl_value, TritonSemantic.cast
-    overflow, to_ir = TritonSemantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir
 
     @functools.cache
     def patched(function):
@@ -60,6 +55,18 @@ def quicken() -> None:
             bits[key] = call(self, *arguments, **options)
         return bits[key]
 
+    interpreter._patch_lang, interpreter._get_np_dtype = patched, known_dtype
+    core.block_type.with_element_ty, interpreter.InterpretedFunction.__call__ = known_block, called
+    if hasattr(semantic, "TritonSemantic"):  # Triton before 3.4 has functions in its place
+        _quicken_operations(core, semantic.TritonSemantic, interpreter.InterpreterBuilder)
+
+
+def _quicken_operations(core, semantic, interpreting: type) -> None:
+    """For every operation the interpreter makes what follows from a type anew, broadcasts what has one shape already,
+    casts what has the type already, and looks for overflows, of which it says nothing."""
+    tensor, broadcast, cast = core.tensor.__init__, semantic.broadcast_impl_value, semantic.cast
+    overflow, to_ir = semantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir
+
     def made(self, handle, kind):
         """A tensor, of which all but its numbers is that of the type."""
         if not hasattr(kind, "made"):
@@ -79,16 +86,14 @@ def quicken() -> None:
             overflow(self, a, b, operation)
 
     def kept_ir(self, builder):
-        if not isinstance(builder, interpreter.InterpreterBuilder):  # one that compiles, beside the interpreter
+        if not isinstance(builder, interpreting):  # one that compiles, beside the interpreter
             return to_ir(self, builder)
         if not hasattr(self, "ir"):
             self.ir = to_ir(self, builder)
         return self.ir
 
-    interpreter._patch_lang, interpreter._get_np_dtype = patched, known_dtype
-    core.tensor.__init__, TritonSemantic.broadcast_impl_value, TritonSemantic.cast = made, broadcast_once, cast_once
-    TritonSemantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir = look_for_overflow, kept_ir
-    core.block_type.with_element_ty, interpreter.InterpretedFunction.__call__ = known_block, called
+    core.tensor.__init__, semantic.broadcast_impl_value, semantic.cast = made, broadcast_once, cast_once
+    semantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir = look_for_overflow, kept_ir
 
 
 def poison(monkeypatch) -> None:
