@@ -127,9 +127,10 @@ class SentenceEncoder:
         """
         device = device_for(precision, None if device is None else _checked_device(device))
         settings = read_settings(Path(directory))
-        config, tokenizer = _read_config(settings.model_directory), load_tokenizer(settings.model_directory)
-        check_positions(settings.model_directory, tokenizer)
+        config = _read_config(settings.model_directory)
         model = BertModel.from_pretrained(settings.model_directory, config=config, add_pooling_layer=False)
+        tokenizer = load_tokenizer(settings.model_directory)
+        check_positions(settings.model_directory, tokenizer)
         encoder = cls(
             in_precision(model, precision, device),
             tokenizer,
