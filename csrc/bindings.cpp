@@ -198,9 +198,10 @@ void bind_gemm(py::module_& m) {
 }
 
 // A tensor is eight integers (param, grad, master, first, second, size, dtype of grad, written) and ten floats, in the order
-// of OptimizerTensor.
-std::vector<OptimizerTensor> optimizer_tensors(const std::vector<int64_t>& places, const std::vector<double>& rates) {
-    std::vector<OptimizerTensor> tensors(places.size() / 8);
+// of OptimizerTensor. The result lasts until the thread's next call, which allocates nothing.
+const std::vector<OptimizerTensor>& optimizer_tensors(const std::vector<int64_t>& places, const std::vector<double>& rates) {
+    thread_local std::vector<OptimizerTensor> tensors;
+    tensors.resize(places.size() / 8);
     for (size_t i = 0; i < tensors.size(); ++i) {
         const int64_t* p = &places[8 * i];
         const double* r = &rates[10 * i];
@@ -217,7 +218,7 @@ void bind_optimizers(py::module_& m) {
               [kernel](const std::vector<int64_t>& places, const std::vector<double>& rates, float grad_scale) {
                   if (places.size() % 8 || rates.size() != places.size() / 8 * 10)
                       throw std::invalid_argument("a tensor is 8 integers and 10 floats");
-                  const std::vector<OptimizerTensor> tensors = optimizer_tensors(places, rates);
+                  const std::vector<OptimizerTensor>& tensors = optimizer_tensors(places, rates);
                   (kernels().*kernel)({tensors.data(), int64_t(tensors.size()), grad_scale});
               },
               py::call_guard<py::gil_scoped_release>());
