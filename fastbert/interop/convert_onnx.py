@@ -143,6 +143,9 @@ def write_onnx(found: Source, target: Path) -> None:
     shape = (2, 3, length) if module.dims == 3 else (2, length)
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in _INPUTS)
     try:
+        import onnx  # noqa: F401 - torch's exporter imports them itself, after a while
+        import onnxscript  # noqa: F401
+
         program = _export(module, example)
         with whole(target) as temporary:
             program.save(temporary, external_data=False)
