@@ -272,7 +272,9 @@ Tensor& set_storage(Tensor& x, at::Storage storage) {
 
 void record_stream(Tensor&, at::Stream) {}
 
-// --- the cell of an LSTM, which the CPU has no kernel of ---
+// --- what the CPU has no kernels of: products that keep their sums' dtype, the cell of an LSTM ---
+
+Tensor mm_dtype(const Tensor& a, const Tensor& b, at::ScalarType dtype) { return at::mm(a.to(dtype), b.to(dtype)); }
 
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
@@ -422,6 +424,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("set_.source_Tensor", set_tensor);
   library.impl("set_.source_Storage", set_storage);
   library.impl("set_.source_Storage_storage_offset", set_storage_at);
+  library.impl("mm.dtype", mm_dtype);
   library.impl("_thnn_fused_lstm_cell", lstm_cell);
   library.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
 }
