@@ -8,6 +8,7 @@ from pathlib import Path
 import pretraining_runs
 import pytest
 import torch
+import zero_cases
 
 from fastbert import BertConfig
 from fastbert.data.config import PretrainingConfig
@@ -31,6 +32,16 @@ def _no_pictures(request):
         if "pictures" not in request.fixturenames:
             pretraining_runs.leave_out_pictures(patch)
         yield
+
+
+@pytest.fixture
+def fp16_anywhere(monkeypatch):
+    """DeepSpeed asks oneDNN, which has fast products of it on some processors; torch computes it on every one."""
+    zero_cases.load()
+    import deepspeed
+
+    monkeypatch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _self: True)
+    return monkeypatch
 
 
 @pytest.fixture(scope="session")

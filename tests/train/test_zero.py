@@ -77,15 +77,6 @@ def test_layouts_have_the_gaps_between_tensors():
     assert [second[flat].parts for flat in flats] == [((3, 1), (1, None), (2, 2)), ((3, 1), (1, None))]
 
 
-@pytest.fixture
-def _fp16_anywhere(monkeypatch):
-    """DeepSpeed asks oneDNN, which has fast products of it on some processors; torch computes it on every one."""
-    zero_cases.load()
-    import deepspeed
-
-    monkeypatch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _self: True)
-
-
 def check_left_out(cases, directory) -> None:
     got = rank_runs.launch(zero_cases.leave_out, 2, directory, cases)[0]
     for case, (plain, left_out, skipped) in got.items():
@@ -96,14 +87,14 @@ def check_left_out(cases, directory) -> None:
         assert skipped["skipped"] == 1, case
 
 
-@pytest.mark.usefixtures("_fp16_anywhere")
+@pytest.mark.usefixtures("fp16_anywhere")
 def test_a_step_that_is_left_out_leaves_nothing_behind(tmp_path):
     """Neither in the padding of stage 3, nor in offloaded sums, nor in the loss scale; a NaN does not either."""
     check_left_out(zero_cases.LEFT_OUT, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_fp16_anywhere")
+@pytest.mark.usefixtures("fp16_anywhere")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_step_that_is_left_out_leaves_nothing_behind_in_any_stage(tmp_path, precision):
     check_left_out([(precision, s, o) for s in range(4) for o in (False, True) if s or not o], tmp_path)
@@ -119,6 +110,7 @@ def test_all_variants_stages_offload_and_accumulation(every):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fp16_anywhere")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_updates_float32_masters(tmp_path, precision, stage):

@@ -55,10 +55,13 @@ def launch(data, out, ranks: int, **options) -> list[dict]:
 
 
 def assert_close(got: list[dict], expected: list[dict], rel: float = 1e-4) -> None:
+    """Where sums are rounded to 16 bits, their order decides between words that are equally likely: an accuracy may be
+    off by two of the 69 predictions."""
     assert [(row["kind"], row["step"]) for row in got] == [(row["kind"], row["step"]) for row in expected]
     for row, other in zip(got, expected, strict=True):
         for name, value in other.items():
-            assert row[name] == (value if isinstance(value, str) else pytest.approx(value, rel=rel)), name
+            least = 2 / 69 + 1e-6 if rel > 1e-3 and name == "mlm_acc" else None
+            assert row[name] == (value if isinstance(value, str) else pytest.approx(value, rel=rel, abs=least)), name
 
 
 def check_stage(stage: int, data, alone, tmp_path, *, to_the_bit: bool = True, **options) -> None:
@@ -144,16 +147,6 @@ def test_offload_and_checkpointing_of_activations(data, alone, tmp_path, stage):
 def test_bf16(data, alone, tmp_path, stage):
     check_stage(stage, data, alone, tmp_path, precision="bf16")
     assert_close(pretraining_runs.rows(tmp_path / "whole")[:1], alone[:1], rel=2e-2)
-
-
-@pytest.fixture
-def fp16_anywhere(monkeypatch):
-    """DeepSpeed asks oneDNN, which has fast products of it on some processors; torch computes it on every one."""
-    zero_cases.load()
-    import deepspeed
-
-    monkeypatch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _self: True)
-    return monkeypatch
 
 
 @pytest.mark.slow
