@@ -56,9 +56,9 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
             several of these: a model with a head, a PEFT model, a SentenceTransformer.
         pads: "zeros" skips masked tokens, whose outputs are then zero; "computed" computes them as transformers does,
             at its cost. None chooses "zeros", except if a loss or a head is known to read those outputs (question
-            answering, next words, a ColBERT of sentence-transformers whose query expansion is not attended to, an
-            ELECTRA for multiple choice whose ``summary_type`` is not "first"), and keeps the earlier choice for an
-            encoder that is already patched. torch's encoders only support "zeros".
+            answering, next words, a ColBERT whose query expansion is not attended to, an ELECTRA for multiple choice
+            whose ``summary_type`` is not "first"), and keeps the earlier choice for an encoder that is already patched.
+            torch's encoders only support "zeros".
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
@@ -136,14 +136,25 @@ def _read_at_pads(module: nn.Module) -> list[nn.Module]:
     """All modules inside this one if its head also reads encoder outputs at masked tokens, otherwise none.
 
     Such heads are: a span head, whose softmax is over the whole row; a head for next words, whose loss at a pad is that
-    of the following token; a ColBERT of sentence-transformers whose queries are padded with tokens that are not
-    attended to; and ELECTRA's head for multiple choice, unless it summarises by the first token.
+    of the following token; a ColBERT whose queries are filled up with tokens that are not attended to; and ELECTRA's
+    head for multiple choice, unless it summarises by the first token.
     """
     answers = any(cls.__name__.endswith(_READ_PADS) for cls in type(module).__mro__)
-    expansion = getattr(module, "query_expansion", None)
-    fills = isinstance(expansion, dict) and not expansion.get("attend", True)
     summary = getattr(getattr(module, "sequence_summary", None), "summary_type", "first")
-    return list(module.modules()) if answers or fills or summary != "first" else []
+    return list(module.modules()) if answers or _fills_queries(module) or summary != "first" else []
+
+
+def _fills_queries(module: nn.Module) -> bool:
+    """Whether a module is a ColBERT that reads vectors of [MASK] tokens which its queries' attention mask leaves out.
+
+    A module with ``query_expansion`` is one of sentence-transformers. Others are known by their class's name
+    (colbert-ai, rerankers, pylate), and fill their queries up unless they have pylate's settings that say otherwise.
+    """
+    expansion = getattr(module, "query_expansion", None)
+    if isinstance(expansion, dict):
+        return not expansion.get("attend", True)
+    attends = getattr(module, "attend_to_expansion_tokens", False) or not getattr(module, "do_query_expansion", True)
+    return not attends and any("colbert" in cls.__name__.lower() for cls in type(module).__mro__)
 
 
 def _check(module: nn.Module, family: Family | None) -> None:

@@ -218,7 +218,9 @@ def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, confi
     if mask is None:
         return
     if packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape)):
-        raise Unservable(f"an attention mask of {mask.dtype} with {mask.dim()} dimensions that does not fit the tokens")
+        raise Unservable(
+            f"an attention mask of {mask.dtype} with {mask.dim()} dimensions, expected one of (batch, tokens)"
+        )
     if mask.dim() == 4 and mask.dtype == torch.bool and _adds_masks(config):
         raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import hf_parity as hf
@@ -204,6 +205,15 @@ def test_masked_tokens_are_zero_unless_they_are_asked_for():
         assert not fastbert.patch(copy.deepcopy(theirs))(**given).last_hidden_state[pads].any()
         computed = fastbert.patch(copy.deepcopy(theirs), pads="computed")(**given)
     hf.assert_near(computed.last_hidden_state, wanted.last_hidden_state, torch.float32, "pads")
+
+
+def test_a_mask_of_three_dimensions_is_named(caplog):
+    """Of a query and a key each, as span-marker's. Version 4 computes it, version 5 does not."""
+    model = fastbert.patch(hf.pair("BertModel")[0])
+    ids = hf.inputs()["input_ids"]
+    with torch.no_grad(), contextlib.suppress(RuntimeError):
+        model(ids, attention_mask=torch.ones(*ids.shape, ids.shape[1], dtype=torch.bool))
+    assert "an attention mask of torch.bool with 3 dimensions, expected one of (batch, tokens)" in caplog.text
 
 
 def test_pads_that_are_computed_take_no_matrix_of_scores(monkeypatch):
