@@ -277,6 +277,41 @@ def test_weights_are_packed_again_when_they_change(how, name):
         torch.testing.assert_close(after, run(encoder, *given))
 
 
+def _transposed(layer, put):
+    put(layer.attention.self.query, "weight", lambda w: w.t())
+
+
+def _fewer_neurons(layer, put):
+    for name in ("weight", "bias"):
+        put(layer.intermediate.dense, name, lambda x: x[:120])
+    put(layer.output.dense, "weight", lambda w: w[:, :120])
+
+
+def _one_number(layer, put):
+    put(layer.output.LayerNorm, "weight", lambda x: x[:1].expand(96))
+
+
+@pytest.mark.parametrize("change", [_transposed, _fewer_neurons, _one_number])
+@pytest.mark.parametrize("how", ["through .data", "another parameter"])
+def test_a_view_of_what_was_packed_is_packed_again(change, how):
+    """It has the address and the version of the weight that it was made from, as when neurons are pruned by a slice."""
+    encoder, given = small_encoder(), batch()
+    before = run(encoder, *given)
+
+    def put(module, name, view):
+        if how == "through .data":
+            getattr(module, name).data = view(getattr(module, name).data)
+        else:
+            setattr(module, name, nn.Parameter(view(getattr(module, name).detach())))
+
+    for layer in encoder.layer:
+        change(layer, put)
+    after = run(encoder, *given)
+    assert not torch.allclose(before, after)
+    with fastbert.backend("reference"):
+        torch.testing.assert_close(after, run(encoder, *given))
+
+
 def test_a_tenth_of_a_weight_written_through_data_is_seen():
     """As pruning by a mask does it, which leaves the version as it was."""
     encoder, given = small_encoder(), batch()
