@@ -221,6 +221,8 @@ def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, confi
         raise Unservable(
             f"an attention mask of {mask.dtype} with {mask.dim()} dimensions, expected one of (batch, tokens)"
         )
+    if is_before_5() and mask.dtype != torch.bool and not torch.equal(mask == 1, mask != 0):
+        raise Unservable("an attention mask with other numbers than 0 and 1, of which transformers 4 keeps the 1 alone")
     if mask.dim() == 4 and mask.dtype == torch.bool and _adds_masks(config):
         raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
 

@@ -408,6 +408,17 @@ def test_a_head_mask_is_transformers_own_affair():
         assert_same(ours(**given, head_mask=[None] * 3), theirs(**given), "prefix")
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("factor", [2, 0.5])
+def test_a_mask_of_other_numbers_than_one_means_what_it_means_to_transformers(factor, attention):
+    """Version 5 keeps every number but 0, version 4 the 1 alone."""
+    theirs, ours = twins("BertModel", attention=attention)
+    given = arguments("BertModel")
+    given["attention_mask"] = given["attention_mask"] * torch.tensor([1, factor] * 5 + [1])
+    with torch.no_grad():
+        assert_same(ours(**given), theirs(**given), "prefix")
+
+
 @pytest.mark.parametrize("name", ["token_type_ids", "position_ids"])
 @pytest.mark.parametrize("shape", [(4, 1), (1, 1), (4, 5)])
 def test_ids_of_other_shapes_are_transformers_affair(name, shape):
