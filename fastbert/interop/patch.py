@@ -65,8 +65,8 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
 
     Raises:
         InputError: the model contains no such encoder; or one of them is a decoder, or has relative positions other
-            than MPNet's, an activation other than GELU, pruned heads, custom dropout, activations or layers, or a
-            replaced ``forward``. The model is then unchanged.
+            than MPNet's, an activation other than GELU, pruned heads, custom dropout, activations or layers, a
+            replaced ``forward``, or one of its own that does not call ``super().forward``. The model is then unchanged.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
@@ -172,10 +172,14 @@ def _check(module: nn.Module, family: Family | None) -> None:
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         return
-    if original.forward is not family.model_class().forward or hooks.is_class_forward_replaced(family.model_class()):
-        raise InputError(f"{where}: expected the forward of transformers' {family.model}, got one of its own")
+    model_class = family.model_class()
+    expected = f"{where}: expected the forward of transformers' {family.model}, got one of its own"
+    if hooks.is_class_forward_replaced(model_class):
+        raise InputError(expected)
+    if not _calls_forward_of(model_class, original):
+        raise InputError(f"{expected} that does not call super().forward")
     for name in _methods(family):
-        if getattr(original, name) is not getattr(family.model_class(), name):
+        if getattr(original, name) is not getattr(model_class, name):
             raise InputError(f"{where}: expected {name} of transformers' {family.model}, got one of its own")
     try:
         our_config(module.config, family)
@@ -186,14 +190,45 @@ def _check(module: nn.Module, family: Family | None) -> None:
         raise InputError(f"{where}: {error}") from error
 
 
+def _calls_forward_of(model_class: type, cls: type) -> bool:
+    """Whether every forward of a subclass calls the next class's one, down to that of ``model_class``."""
+    below = cls.__mro__[: cls.__mro__.index(model_class)]
+    own = [inspect.unwrap(vars(each)["forward"]) for each in below if "forward" in vars(each)]
+    names = [getattr(getattr(forward, "__code__", None), "co_names", ()) for forward in own]
+    return all("super" in called and "forward" in called for called in names)
+
+
 @cache
 def patched_class(original: type, family: Family | None) -> type:
     """The subclass that replaces an encoder's class. It has the same name, which files and messages contain.
+
+    For a subclass of a transformers model it derives from both, the subclass and the patched model: then
+    ``super().forward`` in a forward of the subclass is ours.
 
     Args:
         original: the encoder's class.
         family: None for torch's TransformerEncoder.
     """
+
+    def __reduce_ex__(self, protocol):
+        # Copies and pickles refer to the original class; `_blank` makes the subclass again, perhaps in another process.
+        return _blank, (original,), object.__reduce_ex__(self, max(protocol, 2))[2]
+
+    body = {
+        "__reduce_ex__": __reduce_ex__,
+        "_fastbert_original": original,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+    }
+    model_class = original if family is None else family.model_class()
+    if original is not model_class:
+        return type(original)(original.__name__, (original, patched_class(model_class, family)), body)
+    return type(original)(original.__name__, (original,), {**body, **_computing(original, family)})
+
+
+def _computing(original: type, family: Family | None) -> dict[str, Any]:
+    """The methods of the subclass that compute a model by fastbert; see `patched_class`."""
     own_forward = original.forward
     run = _run_torch if family is None else _runner(family, own_forward)
 
@@ -208,8 +243,9 @@ def patched_class(original: type, family: Family | None) -> type:
             ready = run(self, args, kwargs)
         except Unservable as reason:
             whose = "torch's" if family is None else "transformers'"
-            ops.refuse_variant(f"this pass of {original.__name__} is computed by {whose} own code: {reason}")
-            _say_original(original.__name__, whose, str(reason))
+            name = type(self).__name__
+            ops.refuse_variant(f"this pass of {name} is computed by {whose} own code: {reason}")
+            _say_original(name, whose, str(reason))
             return original.forward(self, *args, **kwargs)
         return ready()
 
@@ -220,25 +256,11 @@ def patched_class(original: type, family: Family | None) -> type:
             return original.forward(self, *args, **kwargs)
         return computed_by_fastbert(self, args, kwargs)
 
-    def __reduce_ex__(self, protocol):
-        # Copies and pickles refer to the original class; `_blank` makes the subclass again, perhaps in another process.
-        return _blank, (original,), object.__reduce_ex__(self, max(protocol, 2))[2]
-
     def train(self, mode: bool = True):
         check_trainable(self, mode)
         return original.train(self, mode)
 
-    body = {
-        "forward": forward,
-        "train": train,
-        "_fastbert_quantizable": quantizable,
-        "__reduce_ex__": __reduce_ex__,
-        "_fastbert_original": original,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
-    }
-    return type(original)(original.__name__, (original,), body)
+    return {"forward": forward, "train": train, "_fastbert_quantizable": quantizable}
 
 
 def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -38,7 +38,7 @@ def quantizable(model: nn.Module) -> Quantizable:
         words = min(config.vocab_size, table.shape[0]) if isinstance(table, torch.Tensor) else config.vocab_size
         ids = probe_ids(words, max(1, min(PROBE_LENGTH, positions)))
         # By transformers' own code, which calls every module.
-        type(model)._fastbert_original.forward(model, input_ids=ids, attention_mask=torch.ones_like(ids))
+        family.model_class().forward(model, input_ids=ids, attention_mask=torch.ones_like(ids))
 
     return Quantizable(list(_places(view, family)), probe, is_ours=False)
 

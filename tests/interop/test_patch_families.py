@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import pickle
 
 import hf_parity as hf
 import pytest
@@ -226,6 +228,11 @@ _TINY = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "in
 
 class _Overridden(transformers.BertModel):
     def forward(self, input_ids):
+        return self.encoder(self.embeddings(input_ids))[0]
+
+
+class _NotAsItsBase(_Overridden):
+    def forward(self, input_ids):
         return super().forward(input_ids)
 
 
@@ -240,7 +247,8 @@ class _Overridden(transformers.BertModel):
         (lambda: transformers.BertModel(hf.hf_config(hidden_act="relu")), "hidden_act"),
         (lambda: _wrapped(transformers.BertModel(hf.hf_config())), "its forward has been replaced"),
         (lambda: _wrapped(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)), "its forward has been replaced"),
-        (lambda: _Overridden(hf.hf_config()), "expected the forward of transformers' BertModel"),
+        (lambda: _Overridden(hf.hf_config()), "BertModel, got one of its own that does not call super().forward"),
+        (lambda: _NotAsItsBase(hf.hf_config()), "_NotAsItsBase cannot be patched: expected the forward of"),
         (lambda: transformers.DebertaModel(transformers.DebertaConfig(**_TINY)), "holds none"),
         (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
         (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),
@@ -291,3 +299,78 @@ def test_a_subclass_that_keeps_the_forward_is_patched():
     assert model.extra() == 7
     assert isinstance(model, Mine)
     assert type(fastbert.unpatch(model)) is Mine
+
+
+class _First(transformers.BertModel):
+    """As DPR's encoder of questions: its forward is one of its own that calls that of BertModel."""
+
+    def __init__(self, config):
+        super().__init__(config, add_pooling_layer=False)
+        self.project = nn.Linear(config.hidden_size, 5)
+
+    def forward(self, tokens, keep=None, *, factor=1.0):
+        states = super().forward(tokens, attention_mask=keep).last_hidden_state
+        return factor * self.project(states[:, 0])
+
+
+class _Doubled(_First):
+    def train(self, mode=True):
+        self.was_training = mode
+        return super().train(mode)
+
+    @torch.enable_grad()
+    def forward(self, *args, **kwargs):
+        return 2 * super(_Doubled, self).forward(*args, **kwargs)  # noqa: UP008 - as older code has it
+
+
+class _Roberta(transformers.RobertaModel):
+    def forward(self, tokens, keep=None, *, factor=1.0):
+        return factor * super().forward(tokens, attention_mask=keep).pooler_output
+
+
+@pytest.mark.parametrize("cls", [_First, _Doubled, _Roberta])
+def test_a_subclass_whose_forward_calls_that_of_its_base_is_patched(cls, only_ours):
+    torch.manual_seed(0)
+    theirs = cls(hf.hf_config() if cls is not _Roberta else transformers.RobertaConfig(**_TINY)).eval()
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    assert is_patched(ours)
+    assert isinstance(ours, cls)
+    assert inspect.signature(ours.forward) == inspect.signature(theirs.forward)
+    given = arguments("BertModel")
+    tokens, keep = given["input_ids"], given["attention_mask"]
+    want, got = theirs(tokens, keep, factor=3.0), ours(tokens, keep, factor=3.0)
+    hf.assert_near(got, want, torch.float32, "output")
+    want.mean().backward()
+    got.mean().backward()
+    for (name, p), q in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            hf.assert_near(q.grad, p.grad, torch.float32, name)
+    with torch.no_grad():
+        for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), fastbert.patch(ours)):
+            assert is_patched(twin)
+            hf.assert_near(twin(tokens, keep), ours(tokens, keep), torch.float32, "a copy")
+    ours.train()
+    assert ours.training
+    assert getattr(ours, "was_training", True)
+    assert type(fastbert.unpatch(ours)) is cls
+    assert type(ours).forward is cls.forward
+
+
+def test_a_forward_that_is_replaced_in_a_subclass_counts(monkeypatch, only_ours):
+    torch.manual_seed(0)
+    theirs = _First(hf.hf_config()).eval()
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    given = arguments("BertModel")["input_ids"]
+    monkeypatch.setattr(_First, "forward", lambda self, tokens: 7 * self.embeddings(tokens).sum())
+    assert torch.equal(ours(given), theirs(given))
+
+
+def test_the_int8_weights_of_a_subclass_with_a_forward_of_its_own():
+    torch.manual_seed(0)
+    model = _First(hf.hf_config()).eval()
+    given = arguments("BertModel")
+    with torch.no_grad():
+        want = model(given["input_ids"], given["attention_mask"])
+        got = fastbert.quantize(fastbert.patch(model))(given["input_ids"], given["attention_mask"])
+    assert 0 < (got - want).abs().max() < 0.05
