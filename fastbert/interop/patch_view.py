@@ -274,7 +274,7 @@ def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> N
             raise Unservable(f"{type(module).__name__}.forward has been replaced")
         for own in map(state.__getitem__, hooks.KINDS):
             if own and not all(_is_benign(hook) or (makes_weights and _is_of_weight(hook)) for hook in own.values()):
-                raise Unservable(f"there is a hook on a {type(module).__name__}")
+                raise Unservable(f"there is a hook on its {type(module).__name__}")
 
 
 def _is_benign(hook) -> bool:

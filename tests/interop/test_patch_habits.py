@@ -224,7 +224,7 @@ def test_hooks_of_the_caller_see_what_they_always_saw(caplog):
     with torch.no_grad(), caplog.at_level(logging.WARNING, logger="fastbert"):
         ours(**given), theirs(**given)
     hf.assert_near(seen["ours"], seen["theirs"], torch.float32, "hooked")
-    assert "there is a hook on a BertS" in caplog.text
+    assert "there is a hook on its BertS" in caplog.text
 
 
 def _cap_the_positions(bert):
