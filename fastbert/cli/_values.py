@@ -1,5 +1,5 @@
-"""Parsing of options that are numbers or may be absent. Invalid words are refused in one sentence, and help shows only
-the kind of value; tyro itself would report Python types and exceptions."""
+"""Parsing of options that are numbers, one of a few words, or may be absent. Other words are refused in one sentence,
+and help shows only the kind of value; tyro itself would print boxes, and report Python types and exceptions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _KINDS = {int: ("INT", "a whole number such as 20000"), float: ("FLOAT", "a numb
 
 
 class Unfit(InputError):
-    """A word that is not a number; the message does not name the option."""
+    """A word that is not a value of an option; the message does not name the option."""
 
 
 def registry() -> ConstructorRegistry:
     """tyro's registry with these rules; a context manager, inside which they apply."""
     rules = ConstructorRegistry()
-    rules.primitive_rule(_number)
-    rules.primitive_rule(_optional)
+    for rule in (_number, _choice, _optional):
+        rules.primitive_rule(rule)
     return rules
 
 
@@ -50,6 +50,25 @@ def _of_numbers(kind: type) -> PrimitiveConstructorSpec:
     )
 
 
+def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    return _of_words(typing.get_args(info.type)) if info.type_origin is typing.Literal else None
+
+
+def _of_words(words: tuple[str, ...]) -> PrimitiveConstructorSpec:
+    def made(given: list[str]) -> str:
+        if given[0] not in words:
+            raise Unfit(f"expected {'one of ' if len(words) > 1 else ''}{', '.join(words)}, got {given[0]!r}")
+        return given[0]
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(words)}}}",
+        instance_from_str=made,
+        is_instance=lambda value: value in words,
+        str_from_instance=lambda value: [value],
+    )
+
+
 _TEXT = PrimitiveConstructorSpec(
     nargs=1,
     metavar="STR",
@@ -60,15 +79,20 @@ _TEXT = PrimitiveConstructorSpec(
 
 
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """The rule for an optional number, string or path of `_paths`; other optional types are left to tyro."""
+    """The rule for an optional number, string, path of `_paths` or word of a few; other types are left to tyro."""
     parts = typing.get_args(info.type)
     if info.type_origin not in (typing.Union, types.UnionType) or len(parts) != 2 or type(None) not in parts:
         return None
     kind = next(part for part in parts if part is not type(None))
     own = [spec for spec in getattr(kind, "__metadata__", ()) if isinstance(spec, PrimitiveConstructorSpec)]
-    if not own and kind is not str and kind not in _KINDS:
+    if own:
+        inner = own[0]
+    elif typing.get_origin(kind) is typing.Literal:
+        inner = _of_words(typing.get_args(kind))
+    elif kind is str or kind in _KINDS:
+        inner = _TEXT if kind is str else _of_numbers(kind)
+    else:
         return None
-    inner = own[0] if own else _TEXT if kind is str else _of_numbers(kind)
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=inner.metavar,

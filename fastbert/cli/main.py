@@ -86,12 +86,13 @@ def run_command(command: str, argv: Sequence[str]) -> None:
     """
     module, options = _command_module(command), command_class(command)
     from ._paths import refuse_unfit  # imports tyro, which may not be installed
+    from ._usage import check_lists
 
     # A command may take the defaults of its options from a file.
     default = module.defaults(argv) if hasattr(module, "defaults") else None
     found = parse(options, f"fastbert {command}", argv, default)
     refuse_unfit(found)
-    _check_lists(found, argv)
+    check_lists(found, argv)
     module.run(found)
 
 
@@ -105,13 +106,15 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
         default: an instance with the values of options that are not given.
 
     Raises:
-        FastbertError: the dataclass refused a value; its own message is raised, around which tyro would put a box.
-        SystemExit: tyro printed help or an error.
+        FastbertError: the command line is not valid, or the dataclass refused a value; tyro would print a box.
+        SystemExit: tyro printed help, or an error of an unknown form.
     """
     import tyro
 
+    from ._usage import check_switches, refuse
     from ._values import Unfit, registry
 
+    check_switches(options, argv)
     _join_lines_of_help(options)
     told = io.StringIO()
     try:
@@ -128,12 +131,13 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
         cause = stop.__context__
         while cause is not None:
             if isinstance(cause, Unfit):  # the function that converts a word does not know the option's name
-                option = re.search(r"Error\s+parsing[^-]+(--[\w.-]+)", told.getvalue())
+                option = re.search(r"Error\s+parsing[\s│]+(--[\w.-]+)", told.getvalue())
                 raise InputError(f"{option[1]}: {cause}" if option else str(cause)) from None
             if isinstance(cause, FastbertError):
                 raise cause from None
             cause = cause.__context__
-        _check_taken(options, argv, told.getvalue())
+        if stop.code:
+            refuse(options, prog, argv, told.getvalue())
         sys.stderr.write(told.getvalue())
         raise
 
@@ -163,39 +167,6 @@ def _wrapped(text: str) -> str:
         break_on_hyphens=False,
     ).fill
     return "\n".join(line if line.startswith(" ") else fill(line) for line in lines[1:])
-
-
-def _lists(options: type) -> dict[str, set[str]]:
-    """The options with several values: name of the field -> the option's possible names."""
-    fields = (field for field in dataclasses.fields(options) if ", ...]" in field.type)
-    return {field.name: {f"--{field.name}", f"--{field.name.replace('_', '-')}"} for field in fields}
-
-
-def _check_lists(found: object, argv: Sequence[str]) -> None:
-    """Raises InputError for an option with several values that has no value, which tyro accepts, or that is given
-    twice, of which tyro keeps the last."""
-    for field, names in _lists(type(found)).items():
-        given = sum(word.partition("=")[0] in names for word in argv)
-        if given and not getattr(found, field):
-            raise InputError(f"expected a value or several after {min(names)}, got none")
-        if given > 1:
-            raise InputError(f"expected {min(names)} once, with all its values after it, got it {given} times")
-
-
-def _check_taken(options: type, argv: Sequence[str], told: str) -> None:
-    """Raises InputError if tyro misses a positional argument that an option with several values has taken."""
-    alone = (field.name.upper() for field in dataclasses.fields(options) if field.type.startswith("Positional"))
-    missing = next((name for name in alone if re.search(rf"^\W*{name}\W*$", told, re.MULTILINE)), None)
-    names = set().union(*_lists(options).values())
-    option, values = "", []
-    for word in (*argv, "--"):
-        if not word.startswith("--"):
-            values.append(word)
-            continue
-        if missing is not None and option in names and len(values) > 1:
-            took = f"which takes all words up to the next option; the last is {values[-1]}"
-            raise InputError(f"expected {missing} before {option}, {took}")
-        option, values = word, []
 
 
 def _join_lines_of_help(options: type) -> None:

@@ -60,9 +60,27 @@ def place(tmp_path, monkeypatch):
         ("pretrain --config .", ".: expected a YAML file, got a directory\n"),
         ("encode --model ~nobody-of-this-name text.txt", "~nobody-of-this-name: expected a model directory"),
         ("finetune sst2 --model M --train a --dev b --out c --lr 1e30", "lr must be above 0 and at most 1e+12, got"),
+        ("extract --model M --layers last5 text.txt", "--layers: expected one of embeddings, second-to-last, last,"),
+        ("encode --model M --pooling avg text.txt", "--pooling: expected one of mean, cls, max, got 'avg'\n"),
+        ("bench speed", "fastbert: expected one of all, inference, training, kernels, data, report, got 'speed'\n"),
+        ("pretrain --resume yes --steps", "--steps: expected a value after it, got none\n"),
+        ("pretrain --betas 0.9 --steps 3", "--betas: expected 2 values after it, got fewer\n"),
+        ("finetune sst2 --model M --train T --out RUN --grid-epochs 2 1.5", "--grid-epochs: expected "),
+        ("finetune sst2 --skip-bad-rows=true", "--skip-bad-rows: expected no value, got 'true'\n"),
+        ("finetune sst2 --epoch 3", "unknown option --epoch (perhaps --epochs); `fastbert finetune --help` shows"),
+        ("finetune sst2 --train T --outt RUN", "unknown option --outt (perhaps --out); `fastbert finetune --help`"),
+        ("pretrain --samples-max_seqlen=64", "unknown option --samples-max_seqlen (perhaps --samples.max-seqlen);"),
+        ("encode --mode M text.txt", "unknown option --mode (perhaps --model); `fastbert encode --help` shows"),
+        ("encode --model M --quick=yes text.txt", "unknown option --quick; `fastbert encode --help` shows"),
+        ("encode --model M a.txt b.txt", "expected no more words, got 'b.txt'; `fastbert encode --help` shows the op"),
+        ("convert M", "expected DST, got none; `fastbert convert --help` shows the options\n"),
+        ("predict", "--model and --data, got none; `fastbert predict --help` shows the options\n"),
     ],
 )
-def test_a_command_says_what_to_do(place, capsys, command, said):
+@pytest.mark.parametrize("width", ["120", "30"])
+def test_a_command_says_what_to_do(place, capsys, monkeypatch, command, said, width):
+    """tyro's boxes, from which a part is read, are as wide as the terminal."""
+    monkeypatch.setenv("COLUMNS", width)
     assert main(command.split()) == 2
     error = capsys.readouterr().err
     assert said in error
