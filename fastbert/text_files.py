@@ -198,7 +198,10 @@ def read_json(
         size = os.stat(path).st_size
         if size > _MAX_JSON_BYTES:
             raise raises(f"{path}: expected at most {_MAX_JSON_BYTES} bytes of JSON, got {size}")
-        value = json.loads(decode_text(Path(path).read_bytes(), str(path), raises))
+        text = decode_text(Path(path).read_bytes(), str(path), raises)
+        if not text.strip():
+            raise raises(f"{path}: expected JSON, got an empty file")
+        value = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, FastbertError):
             raise

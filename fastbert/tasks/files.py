@@ -114,6 +114,8 @@ def load_json(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> tuple[Any,
 
 def parse_json(text: str, path: str | os.PathLike) -> Any:
     """The value of the JSON text of a whole file. Raises DataError, with the line if it is known."""
+    if not text.strip():
+        raise DataError(f"{called(path)}: expected JSON, got an empty file")
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

@@ -287,6 +287,12 @@ def test_a_damaged_config_json_is_named(tmp_path, content):
         BertConfig.from_pretrained(tmp_path)
 
 
+def test_an_empty_config_json_is_called_that(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\n")
+    with pytest.raises(InputError, match=r"config\.json: expected JSON, got an empty file$"):
+        BertConfig.from_pretrained(tmp_path)
+
+
 def test_a_directory_without_config_is_named(tmp_path):
     with pytest.raises(InputError, match=r"config\.json"):
         BertConfig.from_pretrained(tmp_path)

@@ -221,7 +221,8 @@ def test_of_an_ended_run_the_dev_rows_that_it_had_are_scored_again(directory, tm
 @pytest.mark.parametrize(
     ("damage", "got"),
     [
-        (lambda told: b"", "something that cannot be read: .*"),
+        (lambda told: b"", "an empty file"),
+        (lambda told: b"{", "something that cannot be read: .*"),
         (lambda told: b"[]", "list"),
         (lambda told: told | {"history": 5}, "something else"),
         (lambda told: told | {"history": told["history"][:1], "epoch": 2}, "something else"),

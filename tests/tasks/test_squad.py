@@ -559,6 +559,11 @@ def test_half_of_a_pair_of_surrogates_is_a_bad_row(tmp_path):
     assert task.bad_rows.reasons[0].endswith(r"question a: expected UTF-8, got a text with the lone surrogate '\ud83d'")
 
 
+def test_an_empty_file_is_called_that(tmp_path):
+    with pytest.raises(DataError, match=r"expected JSON, got an empty file$"):
+        registry.get("squad1").read(write(tmp_path, ""))
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"data": ' + "9" * 5000 + "}"])
 def test_json_that_python_cannot_use_is_named(tmp_path, text):
     with pytest.raises(DataError, match="expected JSON, got an error in it"):
