@@ -154,6 +154,8 @@ class Trained:
                 raise InputError(f"--null-threshold belongs to squad2, got the task {name}")
             if math.isnan(options.null_threshold):
                 raise InputError("null_threshold must be a number, got nan")
+        if options.token_budget < 1:
+            raise InputError(f"token_budget must be at least 1, got {options.token_budget}")
         self._directory = model_directory(run)
         recipe, said_by = trained_with(run, name)
         self._first = f"fine-tune it first (fastbert finetune {name} --model {run} ...)"

@@ -93,6 +93,12 @@ def test_a_threshold_is_a_number(capsys):
     assert "--na-prob-threshold must be a number, got nan" in refused(capsys, *given, "--na-prob-threshold", "nan")
 
 
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_no_tokens_in_a_batch_are_refused_before_anything_is_read_or_printed(model, capsys, command):
+    given = [command, "sst2", "--model", model, "--data", "none.tsv", "--token-budget", 0]
+    assert "token_budget must be at least 1, got 0" in refused(capsys, *given)
+
+
 @pytest.mark.parametrize("option", ["--max-seqlen", "--token-budget", "--null-threshold", "--precision"])
 def test_predictions_are_final(capsys, option):
     value = "int8" if option == "--precision" else "16"
