@@ -137,7 +137,8 @@ def open_tokens(
         _refuse_beside("a PackedBatch", attention_mask=attention_mask, **bounds, **ids)
         return _open_packed_batch(input_ids, config, key)
     if (input_ids is None) == (inputs_embeds is None):
-        raise InputError("expected either input_ids or inputs_embeds, got both or neither")
+        got = "neither" if input_ids is None else "both"
+        raise InputError(f"expected either input_ids or inputs_embeds, got {got}")
     if cu_seqlens is not None:
         _refuse_beside("cu_seqlens", attention_mask=attention_mask)
         return open_packed(

@@ -182,7 +182,8 @@ def merge(base: dict, over: dict) -> dict:
 def check_task(task: TaskSpec, where: str) -> None:
     """Raises InputError for an invalid value, which would otherwise only be noticed after the pre-training."""
     if (task.dev is None) == (task.dev_share is None):
-        raise InputError(f"{where}: expected either dev or dev_share, got both or neither")
+        got = "neither" if task.dev is None else "both"
+        raise InputError(f"{where}: expected either dev or dev_share, got {got}")
     for name in ("train_rows", "dev_rows", "feature_units"):
         value = getattr(task, name)
         if value is not None and value < 1:

@@ -119,7 +119,12 @@ NER = {"task": "ner"}
         ({"rows": [{**ROW, "paper": {"A": "good"}}]}, (), "expected numbers in paper"),
         ({"rows": [{**ROW, "task": {"colour": 3}}]}, (), "unknown option colour"),
         ({"tasks": {"x": {"dev": "a"}}}, (), "task x: expected train"),
-        ({"tasks": {"x": {"train": "a"}}}, (), "expected either dev or dev_share, got both or neither"),
+        ({"tasks": {"x": {"train": "a"}}}, (), "expected either dev or dev_share, got neither"),
+        (
+            {"tasks": {"x": {"train": "a", "dev": "b", "dev_share": 0.1}}},
+            (),
+            "expected either dev or dev_share, got both",
+        ),
         ({"seeds": [1, 1]}, (), "expected seeds, a list of different whole numbers"),
         ({"at": [2]}, (), "expected at, a list of shares"),
         ({"at": [True]}, (), "expected at, a list of shares"),
