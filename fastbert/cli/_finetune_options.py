@@ -22,9 +22,10 @@ class Finetune(FinetuneConfig, SearchConfig):
     """Fine-tunes a pre-trained model on a task, evaluates it after each epoch and keeps the best; Ctrl-C saves,
     --resume auto continues.
 
-    OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer) and, for the dev file,
-    the metrics, the predictions in the official format, tables (per class, confusion) and the wrongly predicted rows.
-    squad1, squad2, swag, ner and --features have their own defaults: `fastbert finetune squad1 --help` shows them.
+    OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer), loss.png and, for the
+    dev file, the metrics, the predictions in the official format, tables (per class, confusion) and the wrongly
+    predicted rows. squad1, squad2, swag, ner and --features have their own defaults: `fastbert finetune squad1 --help`
+    shows them.
 
     Example:
         fastbert finetune sst2 --model DIR --train train.tsv --dev dev.tsv --out RUN

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -192,12 +192,24 @@ class FinetuneRun:
         """
         from ..train.metrics import MetricsLog
 
-        directory = self.out if trial is None else self.out / "trials" / str(trial)
+        directory = self._directory(trial)
         directory.mkdir(parents=True, exist_ok=True)
         if training.resumed_at is None:  # left by a run that was killed before its first checkpoint
             shutil.rmtree(directory / "tensorboard", ignore_errors=True)
         with MetricsLog(directory, training.resumed_at, again=training.pending) as log:
             yield TrialLog(log, self._config.log_every)
+
+    def _directory(self, trial: int | None) -> Path:
+        """Where the metrics of a training are."""
+        return self.out if trial is None else self.out / "trials" / str(trial)
+
+    def _plot(self, metric: str, guess: Mapping[str, float], trial: int | None) -> Path:
+        """Draws loss.png from the metrics of a training."""
+        from ..train.metrics import read_metrics
+        from ..train.plots import score_plot
+
+        rows = read_metrics(self._directory(trial) / "metrics.jsonl", {"loss", "train_loss", "dev_loss", metric})
+        return score_plot(rows, self.out / "loss.png", metric=metric, guess=guess.get(metric))
 
     def write_trials(self, lines: Sequence[dict]) -> None:
         """Writes trials.jsonl, the lines of the finished trainings."""
@@ -207,14 +219,23 @@ class FinetuneRun:
             file.writelines(map(to_line, lines))
 
     def finish(
-        self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row], config=None
+        self,
+        task: Task,
+        result: FinetuneResult,
+        model,
+        tokenizer,
+        rows: Sequence[Row],
+        config: FinetuneConfig | None = None,
+        trial: int | None = None,
     ) -> FinetuneResult:
-        """Writes the model with its tokenizer, the results on the dev rows and the record `ENDED`, and removes the
-        checkpoints.
+        """Writes the model with its tokenizer, the results on the dev rows, loss.png and the record `ENDED`, and
+        removes the checkpoints.
 
         Args:
             rows: the dev rows.
             config: the best of several recipes, which replaces the one in config.yaml; None if there was only one.
+            trial: the number of the best of several trainings, from 1, whose curves are drawn; None if there was only
+                one.
 
         Returns:
             the result, with the paths of what was written.
@@ -232,6 +253,7 @@ class FinetuneRun:
             self._write_config(config)
         trials = [self.out / "trials.jsonl"] if result.trials else []
         paths = [model_dir, *trials, *write_results(task, rows, result.predictions, result.best, self.out, "dev")]
+        paths.append(self._plot(task.metrics[0], result.guess, trial))
         told = {"finetune": self._identity, "history": result.history, "epoch": result.best["epoch"]}
         told |= {"trials": result.trials, "paths": [path.relative_to(self.out).as_posix() for path in paths]}
         told["wall_seconds"] = result.wall_seconds

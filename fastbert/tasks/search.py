@@ -82,8 +82,9 @@ def search(
                 return interrupted(stopped, data, checkpoints), trainings.model
             result = trainings.result(start)
             if run is not None:
-                best_config = configs[progress.winner_trial - 1]
-                result = run.finish(task, result, trainings.model, tokenizer, data.dev.rows, best_config)
+                trial = progress.winner_trial
+                best = {"config": configs[trial - 1], "trial": trial}
+                result = run.finish(task, result, trainings.model, tokenizer, data.dev.rows, **best)
             return result, trainings.model
 
 

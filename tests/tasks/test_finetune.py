@@ -174,6 +174,7 @@ def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
     predictions = (out / "dev_predictions.tsv").read_text().splitlines()
     errors = (out / "dev_errors.jsonl").read_text().splitlines()
     assert len(predictions) == 13
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert len(errors) == round(12 * (1 - metrics["accuracy"]))
 
 

@@ -14,6 +14,8 @@ from fastbert.tasks import registry
 from fastbert.tasks.config import FinetuneConfig, SearchConfig
 from fastbert.tasks.finetune import Callbacks, finetune
 from fastbert.tasks.search import search, trials_table
+from fastbert.train.metrics import read_metrics
+from fastbert.train.plots import score_plot
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,9 @@ def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path):
     assert all((run / "trials" / str(n) / "metrics.jsonl").stat().st_size for n in (1, 2, 3, 4))
     reloaded = task.model(run / "model").state_dict()
     assert all(torch.equal(value.cpu(), reloaded[name]) for name, value in model.state_dict().items())
+    drawn = read_metrics(run / "trials" / str(best["trial"]) / "metrics.jsonl")
+    picture = score_plot(drawn, tmp_path / "best.png", metric="accuracy", guess=result.guess["accuracy"])
+    assert (run / "loss.png").read_bytes() == picture.read_bytes()
 
 
 def test_of_trials_that_are_equally_good_the_first_is_the_best(directory, tmp_path):

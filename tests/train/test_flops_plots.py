@@ -15,7 +15,7 @@ import torch
 import fastbert
 from fastbert import BertConfig
 from fastbert.train.flops import batch_flops, measured_peak, sequence_flops
-from fastbert.train.plots import loss_plot
+from fastbert.train.plots import loss_plot, score_plot
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,33 @@ def test_what_is_drawn_is_the_rows(tmp_path, monkeypatch):
     assert held_out.get_ydata()[0] == pytest.approx(55.0)
 
 
+def test_a_finetunings_losses_and_score_are_drawn(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b""))[1])
+    dev = [{"kind": "dev", "step": 8 * n, "train_loss": 1 / n, "dev_loss": 2 / n, "accuracy": n / 4} for n in (1, 2)]
+    early = {"kind": "early", "step": 3, "dev_loss": 9.0, "accuracy": 0.0}
+    steps = [{"kind": "train", "step": step, "loss": 3 / step} for step in (5, 10)]
+    for rows, guess in (([early, *steps, *dev], 0.5), (dev, None)):
+        score_plot(rows, tmp_path / "loss.png", metric="accuracy", guess=guess)
+    found = [
+        [{line.get_label(): line.get_xydata().tolist() for line in axes.lines} for axes in figure.axes]
+        for figure in figures
+    ]
+    scores = {"dev": [[8, 0.25], [16, 0.5]]}
+    assert found[0][0] == {"training": [[5, 0.6], [10, 0.3]], "dev": [[8, 2], [16, 1]]}
+    assert found[0][1].pop("one answer for all") == [[0, 0.5], [1, 0.5]]
+    assert found[1][0] == {"training": [[8, 1], [16, 0.5]], "dev": [[8, 2], [16, 1]]}
+    assert found[0][1] == found[1][1] == scores
+
+
 def test_a_run_without_rows_has_a_picture_and_no_warning(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loss_plot([], tmp_path / "loss.png").stat().st_size > 0
         assert loss_plot([{"kind": "train", "step": 1, "mlm_loss": float("nan")}], tmp_path / "b.png").exists()
+        assert score_plot([], tmp_path / "c.png", metric="f1").stat().st_size > 0
 
 
 def test_a_failed_picture_leaves_nothing(tmp_path, monkeypatch):
