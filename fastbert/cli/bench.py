@@ -100,7 +100,9 @@ def _measure(args: Bench) -> None:
     from ..bench.run import KINDS, Request
     from ..bench.run import run as run_bench
     from ..files import write_whole
+    from ..result_files import check_writable
 
+    check_writable(args.out / "bench.json")
     console = Console(stderr=True)
     with console.status("starting") as status:
 
@@ -132,8 +134,7 @@ def _measure(args: Bench) -> None:
     print(args.out / "bench.json")
     write_whole(args.out / "bench.md", table.markdown(document))
     print(args.out / "bench.md")
-    if document["sessions"]:
-        print(plot.plot(document, args.out / "bench.png"))
+    print(plot.plot(document, args.out / "bench.png"))
 
 
 def _refuse_idle(args: Bench) -> None:

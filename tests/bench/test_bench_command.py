@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fastbert.bench import plot
 from fastbert.bench import run as bench_run
 from fastbert.cli import main as cli
 
@@ -50,6 +51,31 @@ def test_bad_options_are_one_sentence(options, sentence, capsys):
     assert error.startswith(f"fastbert: {sentence}")
 
 
+def test_nothing_is_measured_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(bench_run, "run", lambda *_: pytest.fail("it began to measure"))
+    assert cli.main(["bench", "data", "--out", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"fastbert: {tmp_path / 'file'}: Not a directory\n"
+
+
+def test_kernels_and_data_have_a_panel_each(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b""))[1])
+    kernels = [
+        {"op": "gelu", "shape": "S1", "dtype": dtype, "ratio": ratio}
+        for dtype, ratio in (("fp32", 2.5), ("bf16", None))
+    ]
+    data = [{"what": "tokenizers encode_batch", "mb_per_s": 2.0}, {"what": "fastbert prepare", "mb_per_s": 6.0}]
+    document = {"machine": {"processor": "P"}, "threads": 1, "date": "2026-11-28", "sessions": []}
+    plot.plot(document | {"kernels": kernels, "data": data}, tmp_path / "bench.png")
+    drawn = [[bar.get_width() for bar in axes.patches] for axes in figures[0].axes]
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in figures[0].axes]
+    assert drawn == [[2.5], [6.0, 2.0]]
+    assert labels == [["gelu S1 fp32"], ["fastbert prepare", "tokenizers encode_batch"]]
+
+
 def test_what_is_run_by_default():
     found = [(k, m, [w.name for w in ws]) for k, m, ws in bench_run.plans(bench_run.KINDS, None, (), False)]
     assert found == [
@@ -86,6 +112,8 @@ def test_data_end_to_end(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert str(out / "bench.json") in shown
     assert str(out / "bench.md") in shown
+    assert str(out / "bench.png") in shown
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
     blocks = [block.splitlines() for block in (out / "bench.md").read_text().split("\n\n") if block.startswith("|")]
     assert len(blocks) == 2
     assert all({line.count("|") for line in block} == {block[0].count("|")} for block in blocks)
