@@ -50,8 +50,9 @@ def adapter_hint(directory: str | os.PathLike) -> str:
 
 
 def is_weights(path: str | os.PathLike) -> bool:
-    """Whether a file has the suffix of a file of weights."""
-    return Path(path).suffix in _WEIGHTS and Path(path).is_file()
+    """Whether it is a file with the suffix of a file of weights, or a TensorFlow checkpoint, whose files have longer
+    names."""
+    return (Path(path).suffix in _WEIGHTS and Path(path).is_file()) or Path(f"{path}.index").is_file()
 
 
 def checkpoint_hint(directory: str | os.PathLike) -> str:

@@ -287,6 +287,14 @@ def test_a_damaged_config_json_is_named(tmp_path, content):
         BertConfig.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.ckpt-20000"])
+def test_a_file_of_weights_in_place_of_its_directory_is_called_that(tmp_path, name):
+    """A TensorFlow checkpoint is named by the beginning of its files' names."""
+    (tmp_path / (f"{name}.index" if "ckpt" in name else name)).touch()
+    with pytest.raises(InputError, match=f"{name}: expected the directory of a model, got a file of weights"):
+        BertConfig.from_pretrained(tmp_path / name)
+
+
 def test_an_empty_config_json_is_called_that(tmp_path):
     (tmp_path / "config.json").write_bytes(b"\n")
     with pytest.raises(InputError, match=r"config\.json: expected JSON, got an empty file$"):
