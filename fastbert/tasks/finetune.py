@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -71,12 +72,14 @@ def finetune(
             try:
                 with checkpoints:
                     best = train(task, model, data, config, callbacks, run, checkpoints)
+                    best.settle(task, data.dev, model)
+                    told = {"wall_seconds": checkpoints.wall_seconds}
+                    result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **told)
+                    if run is not None:
+                        result = run.finish(task, result, model, tokenizer, data.dev.rows)
             except Stopped as stopped:
                 return interrupted(stopped, data, checkpoints)
-            best.settle(task, data.dev, model)
-            told = {"wall_seconds": checkpoints.wall_seconds, "late_signal": checkpoints.signal}
-            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **told)
-            return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
+            return dataclasses.replace(result, late_signal=checkpoints.signal)
 
 
 @contextlib.contextmanager

@@ -137,8 +137,8 @@ class FinetuneCheckpoints:
     """Saves and restores the trainings of a run; all ranks call these methods, and the first one writes.
 
     In its context the first SIGINT, SIGTERM or SIGHUP ends the training with `Stopped`, as soon as the current step or
-    evaluation batch is done and a checkpoint is on the disk. If a periodic checkpoint cannot be written, a warning says
-    so, and training continues.
+    evaluation batch is done and a checkpoint is on the disk; after the last evaluation it changes nothing. If a
+    periodic checkpoint cannot be written, a warning says so, and training continues.
 
     Args:
         out: the run directory.

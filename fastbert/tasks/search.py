@@ -78,14 +78,15 @@ def search(
             try:
                 with contextlib.nullcontext() if checkpoints is None else checkpoints:
                     trainings.make_all(load, configs, steps, on_trial)
+                    result = trainings.result(start)
+                    if run is not None:
+                        trial = progress.winner_trial
+                        best = {"config": configs[trial - 1], "trial": trial}
+                        result = run.finish(task, result, trainings.model, tokenizer, data.dev.rows, **best)
             except Stopped as stopped:
                 return interrupted(stopped, data, checkpoints), trainings.model
-            result = trainings.result(start)
-            if run is not None:
-                trial = progress.winner_trial
-                best = {"config": configs[trial - 1], "trial": trial}
-                result = run.finish(task, result, trainings.model, tokenizer, data.dev.rows, **best)
-            return result, trainings.model
+            late = None if checkpoints is None else checkpoints.signal
+            return dataclasses.replace(result, late_signal=late), trainings.model
 
 
 @dataclass
@@ -164,7 +165,7 @@ class _Trainings:
         best.settle(self.task, dev, self.model)
         told = {"wall_seconds": time.perf_counter() - start.at}
         if self.checkpoints is not None:
-            told = {"wall_seconds": self.checkpoints.wall_seconds, "late_signal": self.checkpoints.signal}
+            told = {"wall_seconds": self.checkpoints.wall_seconds}
         return FinetuneResult(best.history, best.record, best.predictions, dev.guess, trials, **told)
 
 

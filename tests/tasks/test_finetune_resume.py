@@ -19,7 +19,7 @@ from tiny_bert import rows_of
 
 from fastbert import files
 from fastbert.cli.main import main
-from fastbert.tasks import base, predict, registry
+from fastbert.tasks import base, predict, registry, results
 from fastbert.tasks.config import SearchConfig
 from fastbert.tasks.finetune import Callbacks
 from fastbert.train import checkpoint, distributed
@@ -66,6 +66,37 @@ def test_stopped_it_goes_on_to_the_same_bits(directory, whole, tmp_path, step, n
     assert [path.name for path in second.paths] == [path.name for path in expected.paths]
     written = registry.get("sst2").model(out / "model").state_dict()
     assert all(torch.equal(value, written[name]) for name, value in model.state_dict().items())
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def amid_the_results(request, monkeypatch):
+    """A signal that comes while the results are written; in place of ending the tests it is noted in ``arrived``."""
+    number, arrived, plain = request.param, [], results.write_results
+
+    def write(*given):
+        signal.raise_signal(number)
+        return plain(*given)
+
+    monkeypatch.setattr("fastbert.tasks.runs.write_results", write)
+    before = signal.signal(number, lambda *_: arrived.append(number))
+    yield number, arrived
+    signal.signal(number, before)
+
+
+def test_a_signal_amid_the_results_does_not_end_their_writing(directory, whole, tmp_path, amid_the_results):
+    """No checkpoint is due in so short a run: without its results it would be lost."""
+    number, arrived = amid_the_results
+    result, _ = runs.run(directory, tmp_path / "run")
+    assert (result.interrupted, result.late_signal, arrived) == (None, number.name, [])
+    runs.assert_same_run(tmp_path / "run", whole[0])
+
+
+def test_nor_does_it_in_a_search(directory, tmp_path, amid_the_results):
+    number, arrived = amid_the_results
+    configs = SearchConfig(restarts=2).trials(runs.config(epochs=1))
+    result, _ = runs.several(directory, tmp_path / "run", configs=configs)
+    assert (result.interrupted, result.late_signal, arrived) == (None, number.name, [])
+    assert (tmp_path / "run" / "ended.json").exists()
 
 
 def test_the_time_of_a_training_goes_on(directory, tmp_path):
