@@ -94,7 +94,7 @@ def _check_embeddings(children: dict[str, nn.Module]) -> None:
 
 
 def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dense: list[nn.Module]) -> None:
-    """Raises Unservable for a layer whose heads do not have the number or size in the configuration.
+    """Raises Unservable for a layer whose heads or hidden states do not have the number or size in the configuration.
 
     Args:
         attention, owner, dense: what `scoring_of` returns.
@@ -105,8 +105,13 @@ def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dens
         raise Unservable("heads of a layer have been pruned")
     for module in dense:
         weight = module._parameters.get("weight")  # None for an adapter, and for a parametrised layer
-        if weight is not None and weight.dim() == 2 and weight.shape[0] != config.hidden_size:
-            raise Unservable(f"heads of a layer have been pruned: a dense layer has {weight.shape[0]} outputs")
+        if weight is None or weight.dim() != 2:
+            continue
+        outputs, inputs = weight.shape
+        if outputs != config.hidden_size:
+            raise Unservable(f"heads of a layer have been pruned: a dense layer has {outputs} outputs")
+        if inputs != config.hidden_size:
+            raise Unservable(f"hidden states have been pruned: a dense layer of {outputs} outputs has {inputs} inputs")
 
 
 def scoring_of(layer: nn.Module, family: Family) -> tuple[nn.Module, nn.Module, list[nn.Module]]:

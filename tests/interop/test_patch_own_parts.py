@@ -132,6 +132,29 @@ def test_heads_that_the_caller_pruned(which, caplog):
         fastbert.patch(fastbert.unpatch(pruned))
 
 
+def _keep_half_of_hidden(model):
+    """What structural pruning (torch-pruning) leaves: hidden states of 16 numbers, heads of the size that they had."""
+    for name, parameter in model.named_parameters():
+        rows = slice(None) if "self" in name or "intermediate" in name or "_embeddings" in name else slice(16)
+        reads_hidden = parameter.dim() == 2 and not name.endswith("output.dense.weight")
+        parameter.data = parameter.data[rows, :16] if reads_hidden else parameter.data[rows]
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.normalized_shape = (16,)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_hidden_states_that_the_caller_pruned(train, caplog):
+    theirs, ours = (model.train(train) for model in twins("BertModel"))
+    for model in (theirs, ours):
+        _keep_half_of_hidden(model)
+    given = arguments("BertModel")
+    assert_same(ours(**given), theirs(**given), "prefix")
+    assert "hidden states have been pruned: a dense layer of 32 outputs has 16 inputs" in caplog.text
+    with pytest.raises(InputError, match="cannot be patched: hidden states have been pruned"):
+        fastbert.patch(fastbert.unpatch(ours))
+
+
 def _widen(model):
     layer = model.encoder.layer[1]
     layer.intermediate.dense, layer.output.dense = nn.Linear(32, 80), nn.Linear(80, 32)
