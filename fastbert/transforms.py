@@ -1,5 +1,5 @@
 """Whether torch is exporting, tracing or transforming the current pass: it would then not see a kernel's computation,
-and would take values that the host reads from a tensor for constants."""
+and would take values that the host reads from a tensor for constants. And whether a mode of the caller's looks on."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ _of_func = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stac
 _of_jit = getattr(torch._C, "_get_tracing_state", _nothing)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", _nothing)
 
+_STACKS = tuple(
+    (getattr(torch._C, f"_len_torch_{kind}_stack", _nothing), getattr(torch._C, f"_get_{kind}_stack_at", _nothing))
+    for kind in ("function", "dispatch")
+)
+
 
 def _is_traced() -> bool:
     return _of_jit() is not None or bool(_modes() and get_proxy_mode() is not None)
@@ -39,3 +44,14 @@ def is_transformed() -> bool:
         return getattr(torch.compiler, _EXPORTING)
     differentiated = getattr(forward_ad, "_current_level", -1) >= 0
     return differentiated or _of_func() is not None or _is_traced()
+
+
+def callers_mode() -> str | None:
+    """The class of an active `TorchFunctionMode` or `TorchDispatchMode` of the caller's, which may replace any call of
+    torch; None if there is none but torch's own, such as ``with torch.device("cpu")``, and ours."""
+    for count, at in _STACKS:
+        for number in range(count() or 0):
+            cls = type(at(number))
+            if not cls.__module__.startswith(("torch.", "fastbert.")):
+                return cls.__name__
+    return None

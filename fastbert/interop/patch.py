@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
 from ..modules.quantized_linear import check_trainable
-from ..transforms import is_exported, is_transformed
+from ..transforms import callers_mode, is_exported, is_transformed
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
 from .patch_families import Family, family_of
@@ -269,9 +269,13 @@ def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises Unservable for a pass under a transform of torch, which cannot transform our kernels."""
+    """Raises Unservable for a pass under a transform of torch, or a mode of the caller's, which cannot look into our
+    kernels."""
     if is_transformed():
         raise Unservable("it runs under a transform of torch.func or in forward-mode differentiation")
+    mode = callers_mode()
+    if mode is not None:
+        raise Unservable(f"it runs under a {mode}, a mode that may replace any call of torch")
     given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if any(isinstance(x, FakeTensor) or x.is_meta for x in given):
         raise Unservable("its tensors have shapes and no values")
