@@ -239,7 +239,7 @@ def _computing(original: type, family: Family | None) -> dict[str, Any]:
         try:
             if original.forward is not own_forward:
                 raise Unservable("its class has been given another forward")
-            _refuse_transforms(args, kwargs)
+            _check_surroundings(args, kwargs)
             ready = run(self, args, kwargs)
         except Unservable as reason:
             whose = "torch's" if family is None else "transformers'"
@@ -268,14 +268,17 @@ def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:
     return any(isinstance(x, Proxy) for x in (*args, *kwargs.values()))
 
 
-def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises Unservable for a pass under a transform of torch, or a mode of the caller's, which cannot look into our
-    kernels."""
+def _check_surroundings(args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raises Unservable for a pass under a transform of torch, which cannot transform our kernels, or where a mode or a
+    function of the caller's takes the place of torch's functions."""
     if is_transformed():
         raise Unservable("it runs under a transform of torch.func or in forward-mode differentiation")
     mode = callers_mode()
     if mode is not None:
         raise Unservable(f"it runs under a {mode}, a mode that may replace any call of torch")
+    replaced = hooks.replaced_function()
+    if replaced is not None:
+        raise Unservable(f"torch's {replaced} has been replaced")
     given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if any(isinstance(x, FakeTensor) or x.is_meta for x in given):
         raise Unservable("its tensors have shapes and no values")

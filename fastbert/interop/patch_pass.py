@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..errors import InputError
 from ..models.inputs import Tokens, open_packed, open_padded
+from ..modules import hooks
 from ..modules.encoder import IGNORED
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept, with_bias, with_first_column
 from ..modules.linear import is_watched
@@ -30,6 +32,11 @@ _SERVED = (
 # Arguments of decoders and trainers that an encoder ignores; and the outputs that models of sentence-transformers add
 # to their input dictionary, which may be encoded again, by a loss or by a student after its teacher.
 _IGNORED = (*IGNORED, "token_embeddings", "sentence_embedding", "all_layer_embeddings", "scores")
+# The functions by which transformers' layers and masks are computed, as the modules of the families name them.
+_FUNCTIONS = (
+    *("eager_attention_forward", "apply_chunking_to_forward"),
+    *("create_bidirectional_mask", "_prepare_4d_attention_mask_for_sdpa"),
+)
 
 
 class Pass:
@@ -47,6 +54,7 @@ class Pass:
     def __init__(self, model: nn.Module, family: Family, given: dict[str, Any]) -> None:
         self.model, self.family, self.given = model, family, given
         config = model.config
+        _check_functions(config, family.module)
         _check_call(config, given, family.inputs)
         self.packed = given.get("cu_seq_lens_q") is not None
         ids_or_embeds = _tokens_of(given)
@@ -177,12 +185,20 @@ class Pass:
         return output.to_tuple()
 
 
+def _check_functions(config: Any, module: str) -> None:
+    """Raises Unservable if attention, masks or another function of the family's Python module are the caller's."""
+    functions = vars(sys.modules[module])
+    own = _someones_attention(config, functions)
+    if own is not None:
+        raise Unservable(f"its attention implementation {own} is not one of transformers")
+    for name in _FUNCTIONS:
+        if hooks.is_someones(functions.get(name)):
+            raise Unservable(f"{name} of {module} has been replaced")
+
+
 def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> None:
     """Raises Unservable for a configuration or an argument that our encoder does not support; ``inputs`` are the
     arguments of the family's embeddings."""
-    own = _someones_attention(config)
-    if own is not None:
-        raise Unservable(f"its attention implementation {own} is not one of transformers")
     for name, value in given.items():
         ignored = value is None or value is False or name in _IGNORED
         if (
@@ -227,12 +243,17 @@ def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, confi
         raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
 
 
-def _someones_attention(config: Any) -> str | None:
-    """The name of the configured attention implementation if it, or its mask, is not transformers' own; else None."""
+def _someones_attention(config: Any, in_module: dict[str, Any]) -> str | None:
+    """The name of the configured attention implementation if it, or its mask, is not transformers' own; else None.
+
+    Args:
+        in_module: the variables of the family's Python module, whose table of attention functions may be another one.
+    """
     from transformers import masking_utils, modeling_utils
 
     name = getattr(config, "_attn_implementation", None)
-    for functions in (modeling_utils.ALL_ATTENTION_FUNCTIONS, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS):
+    attention = in_module.get("ALL_ATTENTION_FUNCTIONS", modeling_utils.ALL_ATTENTION_FUNCTIONS)
+    for functions in (attention, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS):
         function = functions.get(name)
         while isinstance(function, partial):
             function = function.func

@@ -1,15 +1,25 @@
-"""Whether hooks are on modules, or their forward was replaced: then they must be called, not computed by a fused op."""
+"""Whether hooks are on modules, or their forward or a function that they call was replaced: then they must be called,
+not computed by a fused op."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from types import BuiltinFunctionType
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 # Torch's attributes for the hooks of a module; with "_global" before the name, for hooks on all modules.
 KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+# What the layers of transformers and torch compute by: where each function is looked up in a call, and its name.
+_FUNCTIONS = (
+    *((F, name) for name in ("linear", "embedding", "layer_norm", "dropout", "softmax")),
+    *((F, "scaled_dot_product_attention"), (F, "multi_head_attention_forward"), (torch, "matmul")),
+)
 
 
 def on_all_modules() -> bool:
@@ -35,16 +45,24 @@ def is_forward_replaced(module: nn.Module) -> bool:
 def is_class_forward_replaced(cls: type) -> bool:
     """Whether the forward of a class of torch or transformers was replaced for all its modules
     (`BertSelfAttention.forward = mine`) or wrapped."""
-    return _is_theirs(cls.__module__) and _is_someones(cls.forward)
+    return _is_theirs(cls.__module__) and is_someones(cls.forward)
+
+
+def replaced_function() -> str | None:
+    """The name of a function of torch that someone has replaced (``F.linear = mine``), so that layers compute something
+    else; None if there is none."""
+    return next((name for room, name in _FUNCTIONS if is_someones(getattr(room, name))), None)
 
 
 def _is_theirs(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "transformers")
+    # DeepSpeed's F.linear computes what torch's does.
+    return module.partition(".")[0] in ("torch", "transformers", "deepspeed")
 
 
 @lru_cache  # for a few classes, called in every pass
-def _is_someones(function: Callable | None) -> bool:
-    while function is not None:
+def is_someones(function: Callable | None) -> bool:
+    """Whether a function is neither torch's nor transformers', or wrapped by one that is not."""
+    while function is not None and not isinstance(function, BuiltinFunctionType):
         # Not __module__, which functools.wraps copies from the wrapped function.
         written = getattr(function, "__globals__", None)
         if written is None or not _is_theirs(written["__name__"]):

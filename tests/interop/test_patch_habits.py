@@ -10,12 +10,9 @@ import pickle
 import hf_parity as hf
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from patched import V5, arguments, assert_same, twins
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastbert
 from fastbert.errors import InputError
@@ -346,39 +343,6 @@ def test_a_hook_on_all_modules_sees_what_it_always_saw():
             model(**given)
         handle.remove()
     assert seen["ours"] == seen["theirs"]
-
-
-class _CoarseWeights(TorchFunctionMode):
-    """Computes dense layers with other weights, as NNCF does with those that it has compressed."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is F.linear:
-            args = (args[0], (args[1] * 4).round() / 4, *args[2:])
-        return function(*args, **(kwargs or {}))
-
-
-class _CoarseProducts(TorchDispatchMode):
-    """The same below autograd, where a dense layer is a product and its weight a view."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        return (out * 4).round() / 4 if function is torch.ops.aten.addmm.default else out
-
-
-@pytest.mark.parametrize("mode", [_CoarseWeights, _CoarseProducts])
-def test_a_mode_that_replaces_calls_of_torch_replaces_them(mode, caplog, only_ours):
-    theirs, ours = twins("BertModel")
-    given = arguments("BertModel")
-    with torch.no_grad():
-        plain = theirs(**given)
-        with mode():
-            wanted, got = theirs(**given), ours(**given)
-        assert_same(got, wanted, "prefix")
-        assert (plain[0] - wanted[0]).abs().max() > 1e-2
-        assert f"it runs under a {mode.__name__}, a mode that may replace" in caplog.text
-        only_ours()
-        with torch.device("cpu"), fastbert.batch_invariant():  # torch's mode, and ours
-            assert_same(ours(**given), plain, "prefix")
 
 
 @pytest.fixture
