@@ -178,7 +178,7 @@ def _check(module: nn.Module, family: Family | None) -> None:
         raise InputError(expected)
     if not _calls_forward_of(model_class, original):
         raise InputError(f"{expected} that does not call super().forward")
-    for name in _methods(family):
+    for name in hooks.called_methods(model_class):
         if getattr(original, name) is not getattr(model_class, name):
             raise InputError(f"{where}: expected {name} of transformers' {family.model}, got one of its own")
     try:
@@ -284,25 +284,18 @@ def _check_surroundings(args: tuple, kwargs: dict[str, Any]) -> None:
         raise Unservable("its tensors have shapes and no values")
 
 
-def _methods(family: Family) -> frozenset[str]:
-    """The model's methods that its forward calls, such as those that make masks. Our pass does not call them, so they
-    must not be replaced."""
-    cls = family.model_class()
-    names = inspect.unwrap(cls.forward).__code__.co_names
-    return frozenset(name for name in names if inspect.isfunction(getattr(cls, name, None)))
-
-
 def _runner(family: Family, own_forward: Callable) -> Callable:
     """A function that prepares a pass of one family: it returns the pass as a function, or raises Unservable."""
     parameters = list(inspect.signature(own_forward).parameters)[1:]
-    methods = _methods(family)
+    # Such as those that make masks. Our pass does not call them, so they must not be replaced.
+    cls, methods = family.model_class(), hooks.called_methods(family.model_class())
 
     def run(model: nn.Module, args: tuple, kwargs: dict) -> Callable:
         if len(args) > len(parameters) or not kwargs.keys().isdisjoint(parameters[: len(args)]):
             raise Unservable("it must refuse this input itself")
-        replaced = methods & model.__dict__.keys()
-        if replaced:
-            raise Unservable(f"{min(replaced)} has been replaced")
+        for name in methods:
+            if name in model.__dict__ or hooks.is_someones(getattr(cls, name)):
+                raise Unservable(f"{name} has been replaced")
         return Pass(model, family, {**dict(zip(parameters, args, strict=False)), **kwargs}).run
 
     return run

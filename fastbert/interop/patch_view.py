@@ -256,22 +256,29 @@ def _with_inside(module: nn.Module | None) -> list[nn.Module | None]:
 
 
 def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> None:
-    """Raises Unservable if one of these modules has a hook, or its forward or that of its class has been replaced.
+    """Raises Unservable if one of these modules has a hook, or its forward or a method that this calls has been replaced
+    in the module or in its class.
 
     Both expect (B, S, ...) tensors, and a packed pass does not call all modules. With ``makes_weights``, hooks by which
     torch prunes and normalises weights are allowed: a pass calls every module that has both a weight and a hook.
     """
     if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
-    for kind in set(map(type, parts)) - {type(None)}:
-        if hooks.is_class_forward_replaced(kind):
-            raise Unservable(f"{kind.__name__}.forward has been replaced")
+    kinds = set(map(type, parts)) - {type(None)}
+    called = {kind: names for kind in kinds if (names := hooks.called_methods(kind))}
+    for kind in kinds:
+        name = hooks.replaced_method(kind)
+        if name is not None:
+            raise Unservable(f"{kind.__name__}.{name} has been replaced")
     for module in parts:
         if module is None:
             continue
         state = module.__dict__
         if hooks.is_forward_replaced(module):
             raise Unservable(f"{type(module).__name__}.forward has been replaced")
+        for name in called.get(type(module), ()):
+            if name in state:
+                raise Unservable(f"{type(module).__name__}.{name} has been replaced")
         for own in map(state.__getitem__, hooks.KINDS):
             if own and not all(_is_benign(hook) or (makes_weights and _is_of_weight(hook)) for hook in own.values()):
                 raise Unservable(f"there is a hook on its {type(module).__name__}")

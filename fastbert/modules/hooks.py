@@ -3,6 +3,7 @@ not computed by a fused op."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from types import BuiltinFunctionType
@@ -46,6 +47,22 @@ def is_class_forward_replaced(cls: type) -> bool:
     """Whether the forward of a class of torch or transformers was replaced for all its modules
     (`BertSelfAttention.forward = mine`) or wrapped."""
     return _is_theirs(cls.__module__) and is_someones(cls.forward)
+
+
+def replaced_method(cls: type) -> str | None:
+    """The name of the forward of a class of torch or transformers, or of a method that this calls, if it was replaced;
+    else None."""
+    if not _is_theirs(cls.__module__):
+        return None
+    return next((name for name in ("forward", *called_methods(cls)) if is_someones(getattr(cls, name))), None)
+
+
+@lru_cache  # for a few classes, called in every pass
+def called_methods(cls: type) -> tuple[str, ...]:
+    """The methods that the forward of a class of torch or transformers calls, such as `feed_forward_chunk` of a layer;
+    none for other classes."""
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None) if _is_theirs(cls.__module__) else None
+    return tuple(name for name in getattr(code, "co_names", ()) if inspect.isfunction(getattr(cls, name, None)))
 
 
 def replaced_function() -> str | None:

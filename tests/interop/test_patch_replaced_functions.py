@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import hf_parity as hf
 import pytest
 import torch
@@ -14,8 +16,14 @@ from transformers import modeling_utils
 from transformers.models.bert import modeling_bert
 
 import fastbert
+from fastbert.interop.patch import _say_original
 
 KEPT = hf.kept_tokens(hf.masks()["prefix"])
+
+
+@pytest.fixture(autouse=True)
+def every_reason_is_said():
+    _say_original.cache_clear()
 
 
 class _CoarseWeights(TorchFunctionMode):
@@ -126,4 +134,57 @@ def test_a_function_that_torchs_encoder_calls(name, monkeypatch):
     monkeypatch.setattr(F, name, changed)
     wanted = model(x)
     hf.assert_near(fastbert.patch(model)(x), wanted, torch.float32, name)
+    assert (plain - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("of_class", [True, False])
+@pytest.mark.parametrize("place", ["encoder.layer.1", ""])
+def test_a_method_that_a_forward_calls(place, of_class, monkeypatch, caplog, only_ours):
+    name = "feed_forward_chunk" if place else "_create_attention_masks" if V5 else "get_extended_attention_mask"
+    theirs, ours = twins("BertModel", attention="sdpa" if V5 else "eager")
+    given = arguments("BertModel")
+    with torch.no_grad():
+        plain = ours(**given)
+        with monkeypatch.context() as changed:
+            for model in (theirs, ours):
+                module = model.get_submodule(place)
+                if of_class and model is ours:
+                    continue  # the class is theirs too
+                before = getattr(type(module) if of_class else module, name)
+                changed.setattr(type(module) if of_class else module, name, _halved(before, masks=not place))
+            wanted = theirs(**given)
+            assert_same(ours(**given), wanted, "prefix")
+        assert (plain[0] - wanted[0])[KEPT].abs().max() > 1e-3
+        assert f"{name} has been replaced" in caplog.text
+        only_ours()
+        assert_same(ours(**given), plain, "prefix")
+
+
+def _halved(method, masks):
+    """A method whose tensor is halved, or that lets a token see no token behind it."""
+
+    @functools.wraps(method)  # transformers looks at its signature
+    def changed(*args, **kwargs):
+        out = method(*args, **kwargs)
+        if not masks:
+            return out / 2
+        past = _sees_the_past()
+        if not V5:
+            return torch.zeros(past.shape).masked_fill(~past, torch.finfo(torch.float32).min)
+        return (past, *out[1:])
+
+    return changed
+
+
+@pytest.mark.parametrize("of_class", [True, False])
+def test_a_method_that_torchs_layer_calls(of_class, monkeypatch):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 5, 16)
+    plain = model(x)
+    place = nn.TransformerEncoderLayer if of_class else model.layers[1]
+    monkeypatch.setattr(place, "_ff_block", _halved(place._ff_block, masks=False))
+    wanted = model(x)
+    hf.assert_near(fastbert.patch(model)(x), wanted, torch.float32, "_ff_block")
     assert (plain - wanted).abs().max() > 1e-3
