@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import Proxy
 
 from .. import ops
-from ..errors import InputError
+from ..errors import InputError, also_raised_as
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
 from ..modules.quantized_linear import check_trainable
@@ -242,12 +242,24 @@ def _computing(original: type, family: Family | None) -> dict[str, Any]:
             _check_surroundings(args, kwargs)
             ready = run(self, args, kwargs)
         except Unservable as reason:
-            whose = "torch's" if family is None else "transformers'"
-            name = type(self).__name__
-            ops.refuse_variant(f"this pass of {name} is computed by {whose} own code: {reason}")
-            _say_original(name, whose, str(reason))
+            say_original(self, reason)
             return original.forward(self, *args, **kwargs)
-        return ready()
+        try:
+            return ready()
+        except InputError as error:
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            if family is None or any(x.device.type != "cpu" for x in given):  # a wrong id ends CUDA
+                raise
+            # Code around the model may expect the exception that transformers raises.
+            with also_raised_as(error):
+                output = original.forward(self, *args, **kwargs)
+            say_original(self, error)
+            return output
+
+    def say_original(self, reason):
+        name, whose = type(self).__name__, "torch's" if family is None else "transformers'"
+        ops.refuse_variant(f"this pass of {name} is computed by {whose} own code: {reason}")
+        _say_original(name, whose, str(reason))
 
     @wraps(own_forward)
     def forward(self, *args, **kwargs):

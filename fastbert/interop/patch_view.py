@@ -256,8 +256,8 @@ def _with_inside(module: nn.Module | None) -> list[nn.Module | None]:
 
 
 def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> None:
-    """Raises Unservable if one of these modules has a hook, or its forward or a method that this calls has been replaced
-    in the module or in its class.
+    """Raises Unservable if one of these modules has a hook, or if its forward or a method that this calls was
+    replaced, in it or in its class.
 
     Both expect (B, S, ...) tensors, and a packed pass does not call all modules. With ``makes_weights``, hooks by which
     torch prunes and normalises weights are allowed: a pass calls every module that has both a weight and a hook.

@@ -443,6 +443,33 @@ def test_wrong_input_is_refused_as_transformers_refuses_it(given):
     assert str(got.value) == str(expected.value)
 
 
+_WRONG = {
+    "a word": ({"input_ids": torch.full((2, 5), 1000)}, "input_ids must be between 0 and 60"),
+    "a type": ({"input_ids": torch.ones(2, 5).long(), "token_type_ids": torch.full((2, 5), 2)}, "token_type_ids must"),
+    "a position": ({"input_ids": torch.ones(2, 5).long(), "position_ids": torch.full((2, 5), -1)}, "position_ids must"),
+    "too long": ({"input_ids": torch.ones(2, 25).long()}, "at most max_position_embeddings = 24 tokens"),
+    "floats": ({"input_ids": torch.ones(2, 5)}, "input_ids must be int64 or int32"),
+    "narrow": ({"inputs_embeds": torch.ones(2, 5, 30)}, "inputs_embeds must have a last dimension of hidden_size = 32"),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("what", _WRONG)
+def test_wrong_tokens_raise_what_transformers_raises_with_our_sentence(what, recorded):
+    theirs, ours = twins("BertModel")
+    given, said = _WRONG[what]
+    with torch.set_grad_enabled(recorded):
+        with pytest.raises((IndexError, RuntimeError)) as expected:
+            theirs(**given)
+        with pytest.raises(expected.type, match=said) as got:
+            ours(**given)
+    assert isinstance(got.value, InputError)
+    assert str(got.value.__cause__) == str(expected.value)
+    again = pickle.loads(pickle.dumps(got.value))
+    assert type(again) is type(got.value)
+    assert str(again) == str(got.value)
+
+
 def test_an_argument_given_twice_is_refused_as_transformers_refuses_it():
     ids = hf.inputs()["input_ids"]
     for model in twins("BertModel"):
