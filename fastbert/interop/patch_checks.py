@@ -104,8 +104,9 @@ def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dens
     if owner.__dict__.get("pruned_heads") or heads != (number,) * 2 or own.get("attention_head_size", size) != size:
         raise Unservable("heads of a layer have been pruned")
     for module in dense:
-        weight = module._parameters.get("weight")  # None for an adapter, and for a parametrised layer
-        if weight is None or weight.dim() != 2:
+        # Not of an adapter or a quantised layer, whose weight may have the shape of its packed bits.
+        weight = module._parameters.get("weight") if type(module).forward is nn.Linear.forward else None
+        if weight is None:
             continue
         outputs, inputs = weight.shape
         if outputs != config.hidden_size:

@@ -333,8 +333,30 @@ def _norm_weights_by_hooks(model):
         nn.utils.weight_norm(layer.attention.self.value)
 
 
+class _OfCodes(nn.Linear):
+    """Like bitsandbytes' Linear4bit: its weight is a column of codes, whatever the size of the layer."""
+
+    fastbert_tokenwise = True
+
+    def __init__(self, dense):
+        super().__init__(dense.in_features, dense.out_features)
+        codes = (dense.weight.detach() * 16).round().clamp(-8, 7) + 8
+        low, high = codes.flatten().to(torch.uint8).view(-1, 2).unbind(1)
+        self.weight = nn.Parameter((high * 16 + low)[:, None], requires_grad=False)
+
+    def forward(self, x):
+        codes = torch.stack([self.weight % 16, self.weight // 16], 1).view(self.out_features, self.in_features)
+        return nn.functional.linear(x, codes.float() / 16 - 0.5, self.bias)
+
+
+def _four_bits(model):
+    for layer in model.encoder.layer:
+        for owner, name in ((layer.attention.self, "query"), (layer.attention.self, "value"), (layer.output, "dense")):
+            setattr(owner, name, _OfCodes(getattr(owner, name)))
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("change", [_norm_weights, _norm_weights_by_hooks, _prune, _two_in_a_row])
+@pytest.mark.parametrize("change", [_norm_weights, _norm_weights_by_hooks, _prune, _two_in_a_row, _four_bits])
 def test_what_computes_each_token_by_itself_is_packed(change, only_ours):
     theirs, ours = twins("BertModel")
     given = arguments("BertModel")
@@ -347,6 +369,7 @@ def test_what_computes_each_token_by_itself_is_packed(change, only_ours):
     only_ours()
     for expected in wanted:
         assert_same(ours(**given), expected, "prefix")
+    fastbert.patch(fastbert.unpatch(ours))
 
 
 def test_a_hook_inside_an_adapter_is_heard():
