@@ -22,7 +22,10 @@ _FORWARDS = tuple(
     )
 )
 # Libraries of adapters and quantised layers, which accept any leading dimensions.
-_LIBRARIES = ("torch.ao.nn.", "torchao.", "peft.", "loralib.", "bitsandbytes.", "optimum.", "hqq.", "fastbert.")
+_LIBRARIES = (
+    *("torch.ao.nn.", "torchao.", "peft.", "loralib.", "bitsandbytes.", "optimum.", "hqq.", "neural_compressor."),
+    "fastbert.",
+)
 # An exception among them: its experts are chosen by the mean of all tokens.
 _MIXING = ("peft.tuners.lily.",)
 
