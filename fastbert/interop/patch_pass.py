@@ -73,6 +73,10 @@ class Pass:
         asked = given.get("return_dict")
         self.return_dict = getattr(config, "return_dict", True) if asked is None else asked
         self.view = view_of(model, family)
+        for attention, *_ in self.view.scoring:
+            own = attention.__dict__.get("config", config)
+            if own is not config:  # one layer may be given another attention
+                _check_functions(own, family.module)
         self.key = rng.current() if self.view.follow() else None
 
     def run(self):

@@ -68,6 +68,20 @@ def test_attention_that_the_caller_registered(name, monkeypatch, caplog):
     assert f"its attention implementation {name} is not one of transformers" in caplog.text
 
 
+@pytest.mark.skipif(not V5, reason="transformers 4's BERT does not ask who is registered")
+def test_attention_that_the_caller_registered_for_one_layer(monkeypatch, caplog):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def register(model):
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "of_mine", _twice_as_sharp)
+        attention = model.encoder.layer[1].attention.self
+        attention.config = copy.deepcopy(model.config)
+        attention.config._attn_implementation = "of_mine"
+
+    _assert_alike(register, "none")
+    assert "its attention implementation of_mine is not one of transformers" in caplog.text
+
+
 @pytest.mark.skipif(not V5, reason="transformers 4 makes BERT's masks otherwise")
 def test_masks_that_the_caller_registered(monkeypatch):
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
