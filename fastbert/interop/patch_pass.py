@@ -104,8 +104,8 @@ class Pass:
             return None
         if self.family.pool is not None:
             return self.family.pool(self.model, tokens.pooled_tokens(last))
-        # transformers' own pooler only reads column 0; another pooler, or a hook on it, may read all columns.
-        own = type(pooler).__module__ == self.family.module
+        # transformers' own pooler only reads column 0; another pooler, forward, or a hook on it may read all columns.
+        own = type(pooler).__module__ == self.family.module and hooks.replaced_method(type(pooler)) is None
         reads_first = own and (self.packed or not is_watched(pooler))
         return pooler(tokens.pooled_tokens(last)[:, None] if reads_first else tokens.unpack(last))
 

@@ -561,6 +561,18 @@ def test_a_forward_that_a_class_was_given_counts_while_it_is_there(place, monkey
         assert_same(ours(**given), plain, "prefix")
 
 
+def test_a_forward_of_poolers_that_reads_every_token(monkeypatch, only_ours):
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel", "none")
+    with torch.no_grad():
+        plain = ours(**given).pooler_output
+        monkeypatch.setattr(type(ours.pooler), "forward", lambda self, hidden: self.dense(hidden.mean(1)).tanh())
+        wanted = theirs(**given)
+        only_ours()
+        assert_same(ours(**given), wanted, "none")
+    assert (plain - wanted.pooler_output).abs().max() > 1e-3
+
+
 def test_a_forward_that_a_class_was_given_before_the_patch(monkeypatch):
     theirs, _ = hf.pair("BertModel")
     ours, given = copy.deepcopy(theirs), arguments("BertModel")
