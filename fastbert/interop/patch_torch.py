@@ -255,17 +255,19 @@ def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Ten
         return None
     layers = []
     for layer in encoder.layers:
-        attention, rest = layer.self_attn, (layer.norm1, layer.linear1, layer.linear2, layer.norm2)
+        attention = layer.self_attn
+        rest = (attention.out_proj, layer.norm1, layer.linear1, layer.linear2, layer.norm2)
         if layer.norm_first or any(m.bias is None for m in rest) or attention.in_proj_bias is None:
             return None
         thirds = (*attention.in_proj_weight.chunk(3), *attention.in_proj_bias.chunk(3))
-        tensors = [t for m in (attention.out_proj, *rest) for t in (m.weight, m.bias)]
+        tensors = [t for m in rest for t in (m.weight, m.bias)]
         layers.append(ops.LayerParameters(*thirds, *tensors))
     first = encoder.layers[0]
     activation, eps = _activation(first.activation), first.norm1.eps
     alike = all(
         (_activation(layer.activation), layer.self_attn.num_heads) == (activation, first.self_attn.num_heads)
         and layer.norm1.eps == layer.norm2.eps == eps
+        and layer.linear1.weight.shape == first.linear1.weight.shape
         for layer in encoder.layers
     )
     if activation == "relu" or not alike:

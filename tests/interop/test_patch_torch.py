@@ -189,6 +189,28 @@ def test_layers_without_bias():
     compare(theirs, ours, torch.ones(B, S, dtype=torch.bool), torch.float64)
 
 
+def _another_width(encoder):
+    layer = encoder.layers[1]
+    layer.linear1, layer.linear2 = nn.Linear(E, 16), nn.Linear(16, E)
+
+
+def _one_bias_less(encoder):
+    encoder.layers[1].self_attn.out_proj.bias = None
+
+
+@pytest.mark.parametrize("change", [_another_width, _one_bias_less])
+def test_a_layer_that_differs_from_the_others(change):
+    theirs, ours = pair(torch.float32)
+    for model in (theirs, ours):
+        torch.manual_seed(3)
+        change(model)
+    x = torch.randn(B, S, E)
+    wanted = theirs(x)
+    hf.assert_near(ours(x), wanted, torch.float32, "training")
+    with torch.no_grad():
+        hf.assert_near(ours.eval()(x), wanted, torch.float32, "evaluation")
+
+
 @every_stack
 def test_dropout_follows_the_seed_and_the_mode(norm_first):
     _, ours = pair(norm_first=norm_first, dropout=0.4)
