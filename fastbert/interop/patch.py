@@ -27,7 +27,7 @@ from ..modules.quantized_linear import check_trainable
 from ..transforms import callers_mode, is_exported, is_transformed
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
-from .patch_families import Family, family_of
+from .patch_families import BERT, Family, family_of
 from .patch_pass import PADS_KEY, Pass
 from .patch_quantize import quantizable
 from .patch_view import check_hooks, forget, our_config, view_for
@@ -81,9 +81,11 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
     if not found:
         if any(isinstance(module, BertEncoder) for module in model.modules()):
             raise InputError(f"patch needs a model of transformers or torch, got fastbert's own {type(model).__name__}")
+        alone = any((type(x).__module__, type(x).__name__) == (BERT.module, "BertEncoder") for x in model.modules())
+        rest = ", but a BertEncoder: put a fastbert.BertEncoder with its weights in its place" if alone else ""
         raise InputError(
             "patch needs a BertModel of transformers, a related model such as RoBERTa, ELECTRA or DistilBERT, or a "
-            f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none"
+            f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none{rest}"
         )
     if pads == "computed" and any(family is None for _, family in found):
         raise InputError("pads='computed' is for transformers' models, got a TransformerEncoder of torch")

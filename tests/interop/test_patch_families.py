@@ -13,6 +13,7 @@ import torch
 import transformers
 from patched import V5, arguments, assert_same, twins
 from torch import nn
+from transformers.models.bert.modeling_bert import BertEncoder
 
 import fastbert
 from fastbert.errors import InputError
@@ -250,6 +251,7 @@ class _NotAsItsBase(_Overridden):
         (lambda: _Overridden(hf.hf_config()), "BertModel, got one of its own that does not call super().forward"),
         (lambda: _NotAsItsBase(hf.hf_config()), "_NotAsItsBase cannot be patched: expected the forward of"),
         (lambda: transformers.DebertaModel(transformers.DebertaConfig(**_TINY)), "holds none"),
+        (lambda: BertEncoder(hf.hf_config()), "but a BertEncoder: put a fastbert.BertEncoder with its"),
         (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
         (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),
     ],
