@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, InputError
 from ..files import whole
+from ..result_files import check_writable
 from .convert_source import Source
 
 OPSET = 18
@@ -146,6 +147,7 @@ def write_onnx(found: Source, target: Path) -> None:
         import onnx  # noqa: F401 - torch's exporter imports them itself, after a while
         import onnxscript  # noqa: F401
 
+        check_writable(target)
         program = _export(module, example)
         with whole(target) as temporary:
             program.save(temporary, external_data=False)

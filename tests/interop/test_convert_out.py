@@ -13,7 +13,7 @@ from tiny_bert import save
 
 import fastbert
 from fastbert.cli.main import main
-from fastbert.errors import InputError
+from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
 from fastbert.interop.convert_onnx import PaddedBert
 from fastbert.interop.sentence_modules import Dense
@@ -98,6 +98,14 @@ def test_onnx_of_two_dtypes_and_few_positions(tmp_path):
 def test_a_directory_is_no_onnx_file(tmp_path):
     with pytest.raises(InputError, match="got a directory"):
         convert(save(tmp_path / "model"), tmp_path, to="onnx")
+
+
+def test_a_file_that_cannot_be_written_is_found_before_the_export(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: pytest.fail("exported"))
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(CheckpointError, match="expected to write it, got: "):
+        convert(save(tmp_path / "model"), tmp_path / "taken" / "model.onnx", to="onnx")
 
 
 def test_a_model_of_one_position_is_no_graph_of_any_length(tmp_path):
