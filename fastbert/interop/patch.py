@@ -290,6 +290,7 @@ def _check_surroundings(args: tuple, kwargs: dict[str, Any]) -> None:
     mode = callers_mode()
     if mode is not None:
         raise Unservable(f"it runs under a {mode}, a mode that may replace any call of torch")
+    hooks.look_for_replaced()
     replaced = hooks.replaced_function()
     if replaced is not None:
         raise Unservable(f"torch's {replaced} has been replaced")

@@ -12,6 +12,7 @@ from .. import ops, rng
 from ..config import BertConfig
 from ..errors import InputError
 from ..model_config import ModelConfig
+from ..modules import hooks
 from ..modules.bilstm import HeadBiLSTM
 from ..modules.embeddings import BertEmbeddings
 from ..modules.encoder import BertEncoder, refuse
@@ -110,6 +111,7 @@ class BertModel(PreTrainedModel):
             past_key_values=past_key_values,
             cache=cache,
         )
+        hooks.look_for_replaced()
         config = self.config
         key = rng.current() if self.training else None
         keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states

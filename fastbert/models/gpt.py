@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import ops, rng
 from ..errors import InputError
 from ..gpt_config import GPTConfig
+from ..modules import hooks
 from ..modules.decoder import GPTBlock
 from ..modules.graphs import uncompiled_with_mask
 from ..modules.layout import PackedLayout
@@ -130,6 +131,7 @@ class GPTModel(GPTPreTrainedModel):
         """Computes what `forward` does, but leaves it packed, for heads. Takes the arguments of `forward`."""
         if unknown:
             raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
+        hooks.look_for_replaced()
         config = self.config
         key = rng.current() if self.training else None
         keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states

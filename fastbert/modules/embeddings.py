@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..config import BertConfig
+from ..errors import InputError
 from ..rng import EMBEDDING_SITE, DropoutKey
 from .linear import is_plain_tensor, is_watched
 from .norm import apply_norm, is_plain_norm
@@ -91,6 +92,11 @@ class BertEmbeddings(nn.Module):
         )  # fmt: skip
         plain = all(map(is_plain_table, (words, types, positions))) and is_plain_norm(norm) and not is_watched(norm)
         if inputs_embeds is not None or not plain:  # such as an adapter in a table's place, or a table with hooks
+            if inputs_embeds is None and words.training and hasattr(words, "neftune_noise_alpha"):
+                raise InputError(
+                    "neftune_noise_alpha is not supported by fastbert's models: expected word vectors (B, S, H), by "
+                    "whose length the noise is scaled, got packed ones (T, H); use transformers' model"
+                )
             x = words(input_ids) if inputs_embeds is None else inputs_embeds
             x = x + types(token_type_ids) + positions(position_ids)
             return ops.dropout(apply_norm(norm, x), dropout)

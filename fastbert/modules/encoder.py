@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..outputs import EncoderOutput
 from ..packing import CallerShape, checked_bounds
 from ..rng import DropoutKey
+from . import hooks
 from .graphs import uncompiled_with_mask
 from .layer import BertLayer
 from .layout import Layout, PackedLayout, lay_out, with_first_column
@@ -202,6 +203,7 @@ class BertEncoder(nn.Module):
         Raises:
             InputError: shapes do not fit, or an argument is unknown or only for decoders.
         """
+        hooks.look_for_replaced()
         if layout is not None:
             return self.run(hidden_states, layout, dropout_key, output_hidden_states, rows, show)
         unknown = [name for name, value in more.items() if not (value is None or value is False or name in _UNREAD)]

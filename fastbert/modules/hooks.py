@@ -22,10 +22,31 @@ _FUNCTIONS = (
     *((F, "scaled_dot_product_attention"), (F, "multi_head_attention_forward"), (torch, "matmul")),
 )
 
+# What torch's modules computed by when `look_for_replaced` was last called, and whether any of it is someone's.
+_seen: tuple[Callable, ...] = ()
+_are_replaced = False
+
+
+def look_for_replaced() -> None:
+    """Looks whether someone has replaced what torch's dense layers, norms and tables compute by. Called at the start of
+    a pass, since it takes longer than `must_call_all`. One answer for all threads, which share what was replaced."""
+    global _seen, _are_replaced
+    if torch.compiler.is_compiling():
+        return
+    found = (F.linear, F.layer_norm, F.embedding, nn.Linear.forward, nn.LayerNorm.forward, nn.Embedding.forward)
+    if found != _seen:
+        _are_replaced = any(map(is_someones, found))
+        _seen = found
+
+
+def must_call_all() -> bool:
+    """Whether all modules must be called: there are hooks on all of them, or someone has replaced what torch computes
+    them by. Fast, since it is called for every part in every pass."""
+    return _are_replaced or on_all_modules()
+
 
 def on_all_modules() -> bool:
-    """Whether there is a hook on all modules. Without a loop over `KINDS`, since it is called for every part in every
-    pass."""
+    """Whether there is a hook on all modules. Without a loop over `KINDS`, as fast."""
     return bool(
         torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks

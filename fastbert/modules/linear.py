@@ -31,14 +31,14 @@ def is_plain_tensor(weight: Tensor) -> bool:
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether the module itself must be called: it has hooks, there are hooks on all modules, or its forward was
-    replaced."""
+    """Whether the module itself must be called: it has hooks, all modules must be called (`hooks.must_call_all`), or
+    its forward was replaced."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or hooks.on_all_modules()
+        or hooks.must_call_all()
         or hooks.is_forward_replaced(module)
     )
 

@@ -183,7 +183,7 @@ def _collect(modules: list[nn.Module], parts: list[tuple]) -> list[Tensor] | Non
 def _plain_parameters(modules: list[nn.Module], stack: _Stack, kind: _Kind) -> tuple[ops.LayerParameters, ...] | None:
     """The parameters of all layers, as the same tuple as in the last call if they are the same; None if a layer was
     changed, or is of another kind or width than the others."""
-    if _native.why_missing() or hooks.on_all_modules():
+    if _native.why_missing() or hooks.must_call_all():
         return None
     known, layers, _ = stack.found
     if torch.compiler.is_compiling():
@@ -199,5 +199,6 @@ def _plain_parameters(modules: list[nn.Module], stack: _Stack, kind: _Kind) -> t
         if any(t.layout is not torch.strided for t in tensors):
             layers = ()  # our ops cannot read sparse tensors
         stack.found = tensors, layers, layers[:-1]
-    wide = [p.intermediate_bias.shape for p in layers]
-    return layers if wide and all(shape == wide[0] for shape in wide) else None
+    # Heads that a caller cut off leave queries narrower than the states.
+    wide = [(p.intermediate_bias.shape, p.query_bias.shape == p.attention_out_bias.shape) for p in layers]
+    return layers if wide and wide[0][1] and all(sizes == wide[0] for sizes in wide) else None

@@ -8,6 +8,7 @@ import hf_parity as hf
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import fastbert
 from fastbert import GPTForPreTraining
@@ -272,3 +273,12 @@ def test_choices_that_are_no_tensor(ids, said):
     model = fastbert.BertForMultipleChoice(fastbert.BertConfig.from_name("1x64", vocab_size=8))
     with pytest.raises(InputError, match=said):
         model(ids)
+
+
+def test_noise_on_the_word_vectors_by_trainer_is_refused_in_one_sentence(tmp_path):
+    _, ours = hf.pair("BertForSequenceClassification")
+    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "max_steps": 1}
+    arguments = transformers.TrainingArguments(str(tmp_path), neftune_noise_alpha=5, **options)
+    rows = [{"input_ids": [2, 5, 3], "labels": 1}] * 4
+    with pytest.raises(InputError, match=r"neftune_noise_alpha is not supported by fastbert's models: [^\n]+$"):
+        transformers.Trainer(ours, arguments, train_dataset=rows).train()

@@ -1,0 +1,66 @@
+"""fastbert's own models beside code that replaces functions of torch, or the forward of a class of its modules."""
+
+from __future__ import annotations
+
+import hf_parity as hf
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fastbert
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("room", "function"),
+    [(F, "linear"), (F, "layer_norm"), (F, "embedding"), *((c, "forward") for c in (nn.Linear, nn.LayerNorm))],
+    ids=["linear", "layer_norm", "embedding", "of Linear", "of LayerNorm"],
+)
+def test_what_torch_computes_modules_by_may_be_replaced(name, training, room, function, monkeypatch):
+    theirs, ours = (model.train(training) for model in hf.pair(name))
+    given, torchs = hf.arguments(name), getattr(room, function)
+    kept = hf.kept_tokens(given["attention_mask"])
+
+    def states(model):
+        with torch.set_grad_enabled(training):
+            out = model(**given, output_hidden_states=True)
+        return [out.hidden_states[-1][kept], out[0] if out[0].dim() == 2 else out[0][kept]]
+
+    before = states(ours)
+    monkeypatch.setattr(room, function, lambda *inputs, **options: torchs(*inputs, **options).clamp(max=0.2))
+    expected, got = states(theirs), states(ours)
+    for x, y, plain in zip(got, expected, before, strict=True):
+        hf.assert_near(x, y, torch.float32, function)
+        assert not torch.allclose(x, plain, atol=1e-3)
+    monkeypatch.undo()
+    assert all(torch.equal(x, y) for x, y in zip(states(ours), before, strict=True))
+
+
+def test_a_function_replaced_around_an_encoder_in_another_model(monkeypatch):
+    theirs = hf.pair("BertModel")[0].eval()
+    encoder = fastbert.BertEncoder(theirs.config).eval()
+    encoder.load_state_dict(theirs.encoder.state_dict())
+    torchs, x = F.linear, torch.randn(2, 5, 32)
+    monkeypatch.setattr(F, "linear", lambda *inputs: 1.25 * torchs(*inputs))
+    with torch.no_grad():
+        hf.assert_near(encoder(x)[0], theirs.encoder(x)[0], torch.float32, "last_hidden_state")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_heads_that_were_cut_off_by_hand(training):
+    theirs, ours = (model.train(training) for model in hf.pair("BertModel"))
+    given = hf.arguments("BertModel")
+    kept = hf.kept_tokens(given["attention_mask"])
+    states = []
+    for model in (theirs, ours):
+        for layer in model.encoder.layer:
+            attention, out = layer.attention.self, layer.attention.output.dense
+            for linear in (attention.query, attention.key, attention.value):
+                linear.weight, linear.bias = (nn.Parameter(p[:16].detach()) for p in (linear.weight, linear.bias))
+            out.weight = nn.Parameter(out.weight[:, :16].detach())
+            attention.num_attention_heads = 2
+        with torch.set_grad_enabled(training):
+            states.append(model(**given).last_hidden_state[kept])
+    hf.assert_near(states[1], states[0], torch.float32, "last_hidden_state")
