@@ -314,3 +314,8 @@ class HeadDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def apply_head_dropout(module: nn.Module, x: Tensor, tokens: Tokens) -> Tensor:
+    """x (N, H) after the dropout before a classifier: a `HeadDropout`, or a module in its place, which takes x."""
+    return module(x, tokens) if isinstance(module, HeadDropout) else module(x)

@@ -18,7 +18,7 @@ from ..gpt_config import GPTConfig
 from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput
 from ..packing import PackedBatch
-from .bert import Encoded, HeadDropout, as_asked, encoded_by
+from .bert import Encoded, HeadDropout, apply_head_dropout, as_asked, encoded_by
 from .checks import check_labels
 from .gpt import GPTModel, GPTPreTrainedModel
 from .logits import choice_logits, classification_loss
@@ -69,7 +69,7 @@ class GPTHead(GPTPreTrainedModel):
         return last if sequences == 1 else last.view(-1, sequences, last.shape[-1]).sum(1)
 
     def _logits(self, states: Tensor, encoded: Encoded) -> Tensor:
-        return apply_linear(self.classifier, self.dropout(states, encoded.tokens))
+        return apply_linear(self.classifier, apply_head_dropout(self.dropout, states, encoded.tokens))
 
     def _with_lm(self, loss: Tensor, encoded: Encoded, batch, lm_weight: float) -> Tensor:
         if not lm_weight or not self.training:

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, QuestionAnsweringOutput
 from ..packing import PackedBatch
-from .bert import BertHead, as_asked
+from .bert import BertHead, apply_head_dropout, as_asked
 from .checks import check_labels, check_tensors
 from .logits import choice_logits, classification_loss
 
@@ -70,7 +70,8 @@ class BertForSequenceClassification(BertHead):
             InputError: inputs or labels do not fit.
         """
         encoded = self.encode_for_pooled(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens))
+        states = apply_head_dropout(self.dropout, self.sequence_states(encoded), encoded.tokens)
+        logits = apply_linear(self.classifier, states)
         loss = None
         if labels is not None:
             loss = classification_loss(logits, labels, self.num_labels, self.config.problem_type)
@@ -139,7 +140,7 @@ class BertForMultipleChoice(BertHead):
             if embeds is not None:
                 options["inputs_embeds"] = embeds.flatten(0, 1)
         encoded = self.encode_for_pooled(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        states = self.dropout(self.sequence_states(encoded), encoded.tokens)
+        states = apply_head_dropout(self.dropout, self.sequence_states(encoded), encoded.tokens)
         logits = choice_logits(apply_linear(self.classifier, states), num_choices)
         loss = None
         if labels is not None:
@@ -205,7 +206,8 @@ class BertForTokenClassification(BertHead):
             InputError: inputs or labels do not fit.
         """
         encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        logits = apply_linear(self.classifier, self.dropout(self.token_states(encoded), encoded.tokens))
+        states = apply_head_dropout(self.dropout, self.token_states(encoded), encoded.tokens)
+        logits = apply_linear(self.classifier, states)
         loss = None
         if labels is not None:
             labels = encoded.tokens.pack(labels)

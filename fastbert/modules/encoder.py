@@ -118,11 +118,14 @@ class BertEncoder(nn.Module):
             wanted = rows if number == len(self.layer) else None
             if recompute:
                 # Our dropout is replayed by its key; checkpoint() restores torch's generator for adapters (LoRA).
-                x, probs = checkpoint(
-                    layer, x, layout, key, wanted, layer.rates, use_reentrant=False, context_fn=ops.recomputation
+                rates = (layer.rates,) if hasattr(layer, "rates") else ()  # a module in a layer's place has none
+                result = checkpoint(
+                    layer, x, layout, key, wanted, *rates, use_reentrant=False, context_fn=ops.recomputation
                 )
             else:
-                x, probs = layer(x, layout, key, wanted)
+                result = layer(x, layout, key, wanted)
+            # A module in a layer's place may return the states alone, as transformers' layers do.
+            x, probs = (result, None) if isinstance(result, Tensor) else result
             attentions.append(probs)
             if keep_states:
                 shown, x = (x, x) if show is None else show(x)

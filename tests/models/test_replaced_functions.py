@@ -1,4 +1,4 @@
-"""fastbert's own models beside code that replaces functions of torch, or the forward of a class of its modules."""
+"""fastbert's own models beside code that replaces functions of torch, the forward of a class, or their modules."""
 
 from __future__ import annotations
 
@@ -63,4 +63,36 @@ def test_heads_that_were_cut_off_by_hand(training):
             attention.num_attention_heads = 2
         with torch.set_grad_enabled(training):
             states.append(model(**given).last_hidden_state[kept])
+    hf.assert_near(states[1], states[0], torch.float32, "last_hidden_state")
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice"]
+)
+def test_another_dropout_before_the_classifier_is_called(name):
+    torch.manual_seed(0)
+    theirs, ours = hf.pair(name)
+    given, outputs = hf.arguments(name), []
+    for model in (theirs, ours):
+        model.dropout = nn.Sequential(nn.Dropout(0.0), nn.Tanh())
+        outputs.append(model(**given).logits)
+    kept = hf.kept_tokens(given["attention_mask"]) if name == "BertForTokenClassification" else ...
+    hf.assert_near(outputs[1][kept], outputs[0][kept], torch.float32, "logits")
+
+
+class _Half(nn.Module):
+    def forward(self, x, *_, **__):
+        return x / 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_module_in_a_layers_place_may_return_the_states_alone(training, recompute):
+    theirs, ours = (model.train(training) for model in hf.pair("BertModel"))
+    given, states = hf.arguments("BertModel"), []
+    for model in (theirs, ours):
+        model.encoder.layer[1] = _Half()
+        if recompute and model is ours:
+            model.gradient_checkpointing_enable()
+        states.append(model(**given).last_hidden_state[hf.kept_tokens(given["attention_mask"])])
     hf.assert_near(states[1], states[0], torch.float32, "last_hidden_state")
