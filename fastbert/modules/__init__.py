@@ -9,6 +9,7 @@
     layout                                        packed or padded, and which tokens attend to each other
     linear, norm, hooks                           applying a dense layer or LayerNorm by an op, unless a hook, an
                                                   adapter or a subclass requires a call of the module itself
+    unread                                        refuses parts that transformers' modules have and ours do not
     quantized, quantized_linear, fp8, precision   int8 inference, 8-bit training, the precision of a loaded model
     mode                                          evaluation mode for the time of a block
     graphs, uncompiled                            what torch.compile leaves out of its graphs

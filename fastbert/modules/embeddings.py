@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..rng import EMBEDDING_SITE, DropoutKey
 from .linear import is_plain_tensor, is_watched
 from .norm import apply_norm, is_plain_norm
+from .unread import ModuleWithout
 
 
 def sinusoids(positions: int, size: int) -> Tensor:
@@ -63,8 +64,10 @@ def is_plain_table(module: nn.Module) -> bool:
     return is_plain_tensor(module.weight)
 
 
-class BertEmbeddings(nn.Module):
+class BertEmbeddings(ModuleWithout):
     """dropout(LayerNorm(word + token type + position))."""
+
+    computed_by_ops = ("dropout",)
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

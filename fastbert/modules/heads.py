@@ -9,6 +9,7 @@ from .. import ops
 from ..config import BertConfig
 from .linear import apply_linear, split_bias
 from .norm import apply_norm
+from .unread import ModuleWithout
 
 
 class BertPooler(nn.Module):
@@ -23,8 +24,10 @@ class BertPooler(nn.Module):
         return torch.tanh(apply_linear(self.dense, first_tokens))
 
 
-class BertPredictionHeadTransform(nn.Module):
+class BertPredictionHeadTransform(ModuleWithout):
     """LN(gelu(W x + b))."""
+
+    computed_by_ops = ("transform_act_fn",)
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -16,10 +16,13 @@ from .layout import Layout, PackedLayout
 from .linear import apply_gelu, apply_linear, is_plain, is_watched, split_bias
 from .norm import apply_norm
 from .quantized_linear import QuantizedLinear
+from .unread import ModuleWithout
 
 
-class BertSelfAttention(nn.Module):
+class BertSelfAttention(ModuleWithout):
     """Queries, keys and values of every token, and attention within the layout (Vaswani et al. 2017, section 3.2.2)."""
+
+    computed_by_ops = ("dropout",)
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -43,8 +46,10 @@ class BertSelfAttention(nn.Module):
         return context.flatten(-2), probs
 
 
-class ResidualOutput(nn.Module):
+class ResidualOutput(ModuleWithout):
     """LN(residual + dropout(W x + b)): the end of both branches of a layer."""
+
+    computed_by_ops = ("dropout",)
 
     def __init__(self, in_features: int, config: BertConfig) -> None:
         super().__init__()
@@ -96,8 +101,10 @@ class BertAttention(nn.Module):
         return self.output(context, x, on_output), probs
 
 
-class BertIntermediate(nn.Module):
+class BertIntermediate(ModuleWithout):
     """gelu(W x + b)."""
+
+    computed_by_ops = ("intermediate_act_fn",)
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch import nn
 
 import fastbert
 from fastbert import GPTForPreTraining
@@ -24,6 +25,27 @@ def _one_sentence(model, *words, **given):
     assert "\n" not in message
     for word in words:
         assert str(word) in message, message
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("bert.embeddings", "dropout"),
+        ("bert.encoder.layer.0.attention.self", "dropout"),
+        ("bert.encoder.layer.0.attention.output", "dropout"),
+        ("bert.encoder.layer.0.intermediate", "intermediate_act_fn"),
+        ("bert.encoder.layer.0.output", "dropout"),
+        ("cls.predictions.transform", "transform_act_fn"),
+    ],
+)
+def test_a_part_that_only_transformers_has_is_not_kept_in_silence(place, name):
+    _, model = hf.pair("BertForMaskedLM")
+    module = model.get_submodule(place)
+    said = rf"^{type(module).__name__}\.{name} is computed by .*, got ReLU; patch a"
+    with pytest.raises(InputError, match=said) as refused:
+        setattr(module, name, nn.ReLU())
+    assert "\n" not in str(refused.value)
+    assert not hasattr(module, name)
 
 
 def test_inputs_that_do_not_fit():
