@@ -27,7 +27,8 @@ from ..modules.quantized_linear import check_trainable
 from ..transforms import callers_mode, is_exported, is_transformed
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
-from .patch_families import BERT, Family, family_of
+from .patch_encoder import EncoderPass
+from .patch_families import Family, family_of, hint_of_encoder
 from .patch_pass import PADS_KEY, Pass
 from .patch_quantize import quantizable
 from .patch_view import check_hooks, forget, our_config, view_for
@@ -52,8 +53,9 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
 
     Args:
         model: a BertModel, RobertaModel, ElectraModel, AlbertModel, DistilBertModel or a related model
-            (docs/drop-in.md) of transformers, a `torch.nn.TransformerEncoder`, or any module that contains one or
-            several of these: a model with a head, a PEFT model, a SentenceTransformer.
+            (docs/drop-in.md) of transformers, a BertEncoder or RobertaEncoder alone, a `torch.nn.TransformerEncoder`,
+            or any module that contains one or several of these: a model with a head, a PEFT model, a
+            SentenceTransformer.
         pads: "zeros" skips masked tokens, whose outputs are then zero; "computed" computes them as transformers does,
             at its cost. None chooses "zeros", except if a loss or a head is known to read those outputs (question
             answering, next words, a ColBERT whose query expansion is not attended to, an ELECTRA for multiple choice
@@ -73,19 +75,21 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
     if pads is not None and pads not in PADS:
         raise InputError(f"pads must be one of {', '.join(PADS)} or None, got {pads!r:.50}")
     found: list[tuple[nn.Module, Family | None]] = []
+    inside: set[nn.Module] = set()  # encoders of models that are patched themselves
     for module in model.modules():
         family = family_of(type(module))
-        if family is not None or patch_torch.is_encoder(module):
-            _check(module, family)
-            found.append((module, family))
+        if module in inside or (family is None and not patch_torch.is_encoder(module)):
+            continue
+        _check(module, family)
+        found.append((module, family))
+        if family is not None:
+            inside.add(family.encoder_of(module))
     if not found:
         if any(isinstance(module, BertEncoder) for module in model.modules()):
             raise InputError(f"patch needs a model of transformers or torch, got fastbert's own {type(model).__name__}")
-        alone = any((type(x).__module__, type(x).__name__) == (BERT.module, "BertEncoder") for x in model.modules())
-        rest = ", but a BertEncoder: put a fastbert.BertEncoder with its weights in its place" if alone else ""
         raise InputError(
             "patch needs a BertModel of transformers, a related model such as RoBERTa, ELECTRA or DistilBERT, or a "
-            f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none{rest}"
+            f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none"
         )
     if pads == "computed" and any(family is None for _, family in found):
         raise InputError("pads='computed' is for transformers' models, got a TransformerEncoder of torch")
@@ -179,7 +183,7 @@ def _check(module: nn.Module, family: Family | None) -> None:
     if hooks.is_class_forward_replaced(model_class):
         raise InputError(expected)
     if not _calls_forward_of(model_class, original):
-        raise InputError(f"{expected} that does not call super().forward")
+        raise InputError(f"{expected} that does not call super().forward{hint_of_encoder(family)}")
     for name in hooks.called_methods(model_class):
         if getattr(original, name) is not getattr(model_class, name):
             raise InputError(f"{where}: expected {name} of transformers' {family.model}, got one of its own")
@@ -304,6 +308,7 @@ def _runner(family: Family, own_forward: Callable) -> Callable:
     parameters = list(inspect.signature(own_forward).parameters)[1:]
     # Such as those that make masks. Our pass does not call them, so they must not be replaced.
     cls, methods = family.model_class(), hooks.called_methods(family.model_class())
+    kind = EncoderPass if family.encoder is None else Pass
 
     def run(model: nn.Module, args: tuple, kwargs: dict) -> Callable:
         if len(args) > len(parameters) or not kwargs.keys().isdisjoint(parameters[: len(args)]):
@@ -311,7 +316,7 @@ def _runner(family: Family, own_forward: Callable) -> Callable:
         for name in methods:
             if name in model.__dict__ or hooks.is_someones(getattr(cls, name)):
                 raise Unservable(f"{name} has been replaced")
-        return Pass(model, family, {**dict(zip(parameters, args, strict=False)), **kwargs}).run
+        return kind(model, family, {**dict(zip(parameters, args, strict=False)), **kwargs}).run
 
     return run
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from ..config import BertConfig
 from ..modules.norm import is_plain_norm
-from .patch_families import BERT, INNER, LEAVES, Family, find
+from .patch_families import BERT, INNER, LEAVES, Family, find, hint_of_encoder
 from .patch_parts import TOKENWISE, is_tokenwise
 
 _ERF = ("GELUActivation",)
@@ -45,18 +45,19 @@ def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family:
     """
     if not layers:
         raise Unservable("it has no layers")
-    encoder = model._modules[family.encoder]
+    encoder = family.encoder_of(model)
+    around = [] if family.encoder is None else [encoder, model._modules["embeddings"]]
     inner = [family.part(layer, name) for layer in layers for name in INNER]
     # Activations are from another module of transformers, dropouts from torch; all others must be the family's own.
-    own = (*inner, *layers, *family.layers(encoder)[0], encoder, model._modules["embeddings"])
+    own = (*inner, *layers, *family.layers(encoder)[0], *around)
     for module in own:
         if module is None:
             continue
         strange = type(module).__module__ not in (family.module, "transformers.activations")
         if strange and type(module).forward not in (nn.Dropout.forward, nn.GELU.forward):
-            raise Unservable(
-                compiled(module) or f"one of its modules is a {type(module).__name__} of {type(module).__module__}"
-            )
+            hint = hint_of_encoder(family) if module in around[1:] else ""
+            what = f"one of its modules is a {type(module).__name__} of {type(module).__module__}{hint}"
+            raise Unservable(compiled(module) or what)
     for layer in layers:
         _check_layer(layer, family)
         check_heads(config, *scoring_of(layer, family))

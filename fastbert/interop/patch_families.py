@@ -55,7 +55,7 @@ class Family:
         module: the Python module of transformers.
         model: the name of the model class in it.
         output: the class in transformers.modeling_outputs that the model returns.
-        encoder: the attribute of the model with the layers.
+        encoder: the attribute of the model with the layers; None if the model is an encoder alone, without embeddings.
         layers: maps the encoder to the modules besides it whose code calls the layers, and to the layers in the order
             in which they run, repeated if they run several times; or to None if there are no layers.
         rename: (our name of a layer's part, the family's name); BERT's by default, None for a part that is missing.
@@ -71,7 +71,7 @@ class Family:
     module: str
     model: str
     output: str = "BaseModelOutputWithPoolingAndCrossAttentions"
-    encoder: str = "encoder"
+    encoder: str | None = "encoder"
     layers: Callable[[nn.Module], tuple[list[nn.Module], list[nn.Module]] | None] = _own_layers
     rename: tuple[tuple[str, str | None], ...] = ()
     config: tuple[tuple[str, str], ...] = ()
@@ -87,6 +87,10 @@ class Family:
 
     def output_class(self) -> type:
         return getattr(importlib.import_module("transformers.modeling_outputs"), self.output)
+
+    def encoder_of(self, model: nn.Module) -> nn.Module | None:
+        """The module with the layers; None if it is missing."""
+        return model if self.encoder is None else model._modules.get(self.encoder)
 
     def path(self, name: str) -> str | None:
         """The family's name for our name of a layer's part; None if it has no such part."""
@@ -232,6 +236,14 @@ MPNET = Family(
     as_in_4=True,
 )
 _PATHS = ("xpath_tags_seq", "xpath_subs_seq")
+
+
+def _alone(room: str, encoder: str) -> Family:
+    """The encoder of a family in a module of someone's own, which gives it hidden states (B, S, H)."""
+    output = "BaseModelOutputWithPastAndCrossAttentions"
+    return _kin(room, encoder, output=output, encoder=None, embed=lambda _, given: given["inputs_embeds"])
+
+
 FAMILIES = (
     BERT,
     _kin("roberta", "RobertaModel"),
@@ -250,7 +262,19 @@ FAMILIES = (
     DISTILBERT,
     ALBERT,
     MPNET,
+    _alone("bert", "BertEncoder"),
+    _alone("roberta", "RobertaEncoder"),
+    _alone("xlm_roberta", "XLMRobertaEncoder"),
+    _alone("camembert", "CamembertEncoder"),
+    _alone("electra", "ElectraEncoder"),
 )
+
+
+def hint_of_encoder(family: Family) -> str:
+    """The end of a sentence that refuses a model for what is around its layers; empty for families whose encoder
+    `patch` does not take alone."""
+    alone = family.encoder and any(other.encoder is None and other.module == family.module for other in FAMILIES)
+    return f"; fastbert.patch(model.{family.encoder}) computes its layers alone" if alone else ""
 
 
 def family_of(model_class: type) -> Family | None:

@@ -59,25 +59,42 @@ class Pass:
         self.packed = given.get("cu_seq_lens_q") is not None
         ids_or_embeds = _tokens_of(given)
         shape = tuple(ids_or_embeds.shape[:2])
-        _check_mask(given.get("attention_mask"), shape, self.packed, config)
+        self._check_mask(given.get("attention_mask"), shape)
         for name in ("token_type_ids", "position_ids"):
             more = given.get(name)
             if more is not None and not self.packed and more.shape not in (shape, (1, shape[1]), shape[1:]):
                 raise Unservable(f"{name} of another shape than the tokens")  # no numbers: each reason is logged once
-        self.states = _flag(given, "output_hidden_states", config.output_hidden_states)
-        self.attentions = _flag(given, "output_attentions", config.output_attentions)
+        self.states, self.attentions, self.return_dict = self._asked()
         if self.packed and (self.attentions or family.embed is not None):
             raise Unservable("packed tokens")
         if family.bias is not None and ids_or_embeds.device.type != "cpu":
             raise Unservable("its attention adds a bias to its scores, which fastbert's kernels do on the CPU alone")
-        asked = given.get("return_dict")
-        self.return_dict = getattr(config, "return_dict", True) if asked is None else asked
         self.view = view_of(model, family)
         for attention, *_ in self.view.scoring:
             own = attention.__dict__.get("config", config)
             if own is not config:  # one layer may be given another attention
                 _check_functions(own, family.module)
         self.key = rng.current() if self.view.follow() else None
+
+    def _check_mask(self, mask: Tensor | None, shape: tuple[int, int]) -> None:
+        """Raises Unservable for a mask that our encoder does not read as transformers does."""
+        if mask is None:
+            return
+        if self.packed or not (_is_key_mask(mask, shape) or (is_square_mask(mask, shape) and not is_before_5())):
+            raise Unservable(f"{described(mask)}, expected one of (batch, tokens)")
+        if is_before_5() and mask.dtype != torch.bool and not torch.equal(mask == 1, mask != 0):
+            raise Unservable(
+                "an attention mask with other numbers than 0 and 1, of which transformers 4 keeps the 1 alone"
+            )
+        check_bool_mask(mask, self.model.config)
+
+    def _asked(self) -> tuple[bool, bool, bool]:
+        """Whether hidden states, attention probabilities and an object, not a tuple, are to be returned."""
+        given, config = self.given, self.model.config
+        states = flag(given, "output_hidden_states", config.output_hidden_states)
+        attentions = flag(given, "output_attentions", config.output_attentions)
+        asked = given.get("return_dict")
+        return states, attentions, getattr(config, "return_dict", True) if asked is None else asked
 
     def run(self):
         """Computes the pass; returns the output that transformers would return, an object of its class or a tuple."""
@@ -234,16 +251,16 @@ def _tokens_of(given: dict[str, Any]) -> Tensor:
     return tokens
 
 
-def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, config: Any) -> None:
-    if mask is None:
-        return
-    if packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape)):
-        raise Unservable(
-            f"an attention mask of {mask.dtype} with {mask.dim()} dimensions, expected one of (batch, tokens)"
-        )
-    if is_before_5() and mask.dtype != torch.bool and not torch.equal(mask == 1, mask != 0):
-        raise Unservable("an attention mask with other numbers than 0 and 1, of which transformers 4 keeps the 1 alone")
-    if mask.dim() == 4 and mask.dtype == torch.bool and _adds_masks(config):
+def described(mask: Tensor) -> str:
+    """A mask's dtype and dimensions in words; no sizes, since each reason is logged once."""
+    return f"an attention mask of {mask.dtype} with {mask.dim()} dimensions"
+
+
+def check_bool_mask(mask: Tensor, config: Any) -> None:
+    """Raises Unservable for a 4-D bool mask that transformers adds to its scores, so that True adds 1."""
+    # An encoder alone, made from a configuration that no model has prepared, names no attention and has the eager one.
+    adds = getattr(config, "_attn_implementation", None) in ("eager", None)
+    if mask.dim() == 4 and mask.dtype == torch.bool and adds:
         raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
 
 
@@ -266,12 +283,8 @@ def _someones_attention(config: Any, in_module: dict[str, Any]) -> str | None:
     return None
 
 
-def _adds_masks(config: Any) -> bool:
-    """Whether transformers adds a 4-D mask to its scores whatever its dtype, so that True would add 1."""
-    return getattr(config, "_attn_implementation", None) == "eager"
-
-
-def _flag(given: dict[str, Any], name: str, default: Any) -> bool:
+def flag(given: dict[str, Any], name: str, default: Any) -> bool:
+    """An argument that is True, False or None for the default."""
     value = given.get(name)
     value = default if value is None else value
     if not isinstance(value, bool) and value is not None:
@@ -292,7 +305,7 @@ def _keys_of(mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
     return None if keep is None else keep.expand(shape)
 
 
-def _is_square_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
-    """Whether a mask is a 4-D mask that transformers 5 uses as it is; version 4 would convert it first."""
+def is_square_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
+    """Whether a mask is a 4-D mask that attention uses as it is; models of transformers 4 would convert it first."""
     known = mask.dtype == torch.bool or mask.is_floating_point()
-    return mask.dim() == 4 and known and mask.shape[-1] == shape[1] and not is_before_5()
+    return mask.dim() == 4 and known and mask.shape[-1] == shape[1]

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..modules.linear import is_plain
-from ..modules.quantized import PROBE_LENGTH, Quantizable, probe_ids
+from ..modules.quantized import PROBE_LENGTH, Quantizable, probe_ids, probe_states
 from .patch_checks import Unservable
 from .patch_families import LEAVES, Family, family_of, find
 from .patch_view import View, view_for
@@ -31,14 +31,19 @@ def quantizable(model: nn.Module) -> Quantizable:
         raise InputError(f"quantize: this {type(model).__name__} is computed by its own code: {reason}") from reason
 
     def probe() -> None:
+        # By transformers' own code, which calls every module.
+        family.model_class().forward(model, **inputs())
+
+    def inputs() -> dict[str, torch.Tensor]:
         config = model.config
+        if family.encoder is None:
+            return {"hidden_states": probe_states(config.hidden_size).to(next(model.parameters()).dtype)}
         # In RoBERTa's family, position ids begin after the padding id.
         positions = config.max_position_embeddings - (config.pad_token_id or 0) - 1
         table = getattr(model.get_input_embeddings(), "weight", None)  # may have been cut below vocab_size
         words = min(config.vocab_size, table.shape[0]) if isinstance(table, torch.Tensor) else config.vocab_size
         ids = probe_ids(words, max(1, min(PROBE_LENGTH, positions)))
-        # By transformers' own code, which calls every module.
-        family.model_class().forward(model, input_ids=ids, attention_mask=torch.ones_like(ids))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     return Quantizable(list(_places(view, family)), probe, is_ours=False)
 

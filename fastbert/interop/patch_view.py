@@ -78,7 +78,7 @@ class View:
         self.parts = parts
         self.kinds = list(map(type, parts))
         self.config = our_config(model.config, family)
-        self.source = model._modules[family.encoder]
+        self.source = family.encoder_of(model)
         _, self.layers = family.layers(self.source)
         self.config.num_hidden_layers = len(self.layers)
         self.different = list(dict.fromkeys(self.layers))
@@ -231,15 +231,19 @@ def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
     Raises:
         Unservable: the model is not built like its family.
     """
-    source = model._modules.get(family.encoder)
+    source = family.encoder_of(model)
     found = None if source is None else family.layers(source)
-    embeddings = model._modules.get("embeddings")
-    if found is None or embeddings is None:
-        raise Unservable(compiled(source) or f"it has no embeddings and layers in its {family.encoder}")
+    if found is None:
+        raise Unservable(compiled(source) or f"it has no layers in its {family.encoder or 'layer'}")
     callers, layers = found
-    parts = [source, embeddings, *callers, *layers]
-    for child in embeddings._modules.values():
-        parts += _with_inside(child)
+    parts = [*callers, *layers]
+    if family.encoder is not None:
+        embeddings = model._modules.get("embeddings")
+        if embeddings is None:
+            raise Unservable("it has no embeddings")
+        parts += [source, embeddings]
+        for child in embeddings._modules.values():
+            parts += _with_inside(child)
     if family.table is not None:
         parts += _with_inside(find(source, family.table))
     inner, leaves = _paths(family, INNER), _paths(family, LEAVES)
@@ -264,7 +268,8 @@ def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> N
     """
     if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
-    kinds = set(map(type, parts)) - {type(None)}
+    # An encoder that was patched alone, before the model around it, is what it was.
+    kinds = {getattr(type(part), "_fastbert_original", type(part)) for part in parts} - {type(None)}
     called = {kind: names for kind in kinds if (names := hooks.called_methods(kind))}
     for kind in kinds:
         name = hooks.replaced_method(kind)

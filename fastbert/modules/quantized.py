@@ -66,6 +66,13 @@ def probe_ids(vocab_size: int, length: int) -> Tensor:
     return torch.randint(vocab_size, (_PROBE_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
 
 
+def probe_states(hidden_size: int, length: int = PROBE_LENGTH) -> Tensor:
+    """(B, length, hidden_size) float32 for an encoder whose embeddings are not known: normally distributed, like the
+    output of a LayerNorm; always the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(_PROBE_SEQUENCES, length, hidden_size, generator=generator)
+
+
 def _probe(model: nn.Module, encoder: BertEncoder) -> None:
     """One forward pass of random tokens."""
     config = encoder.config
@@ -73,10 +80,7 @@ def _probe(model: nn.Module, encoder: BertEncoder) -> None:
     owners = (m for m in model.modules() if getattr(m, "encoder", None) is encoder and hasattr(m, "embeddings"))
     base = next(owners, None)
     if base is None or not hasattr(base, "encode"):
-        # The embeddings are not ours, so the input is normally distributed hidden states, like those after a LayerNorm.
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(_PROBE_SEQUENCES, length, config.hidden_size, generator=generator)
-        encoder(x.to(next(encoder.parameters()).dtype))
+        encoder(probe_states(config.hidden_size, length).to(next(encoder.parameters()).dtype))
         return
     base(PackedBatch.from_sequences(list(probe_ids(config.vocab_size, length))))
 

@@ -218,6 +218,12 @@ def _with_part(name, part):
     return model
 
 
+def _with_embeddings(module):
+    model = transformers.BertModel(hf.hf_config())
+    model.embeddings = module
+    return model
+
+
 def _wrapped(model):
     """As accelerate's hooks do, and its `prepare` for mixed precision."""
     model.forward = functools.partial(model.forward)
@@ -248,10 +254,12 @@ class _NotAsItsBase(_Overridden):
         (lambda: transformers.BertModel(hf.hf_config(hidden_act="relu")), "hidden_act"),
         (lambda: _wrapped(transformers.BertModel(hf.hf_config())), "its forward has been replaced"),
         (lambda: _wrapped(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)), "its forward has been replaced"),
-        (lambda: _Overridden(hf.hf_config()), "BertModel, got one of its own that does not call super().forward"),
+        (lambda: _Overridden(hf.hf_config()), "does not call super().forward; fastbert.patch(model.encoder)"),
         (lambda: _NotAsItsBase(hf.hf_config()), "_NotAsItsBase cannot be patched: expected the forward of"),
         (lambda: transformers.DebertaModel(transformers.DebertaConfig(**_TINY)), "holds none"),
-        (lambda: BertEncoder(hf.hf_config()), "but a BertEncoder: put a fastbert.BertEncoder with its"),
+        (lambda: BertEncoder(hf.hf_config(hidden_act="relu")), "BertEncoder cannot be patched: hidden_act"),
+        (lambda: BertEncoder(hf.hf_config(is_decoder=True)), "BertEncoder cannot be patched: is_decoder"),
+        (lambda: _with_embeddings(nn.Embedding(61, 32)), "; fastbert.patch(model.encoder) computes its layers alone"),
         (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
         (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),
     ],
