@@ -20,7 +20,8 @@ from .files import whole
 def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     """Opens a file for writing that gets its name only when all of it is on disk; on failure nothing is left.
 
-    Standard output (``-``) and an existing path that is not a regular file (a pipe, a device) are written directly.
+    Standard output (``-``) and an existing path that is not a regular file (a pipe, a device) are written directly. A
+    link stays, and what it leads to is written, as by a shell's redirection.
 
     Args:
         path: the file to write, or "-".
@@ -32,6 +33,8 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     if os.fspath(path) == "-":
         yield sys.stdout.buffer if "b" in mode else sys.stdout
         return
+    if os.path.islink(path) and (os.path.isfile(path) or not os.path.exists(path)):  # /dev/stdout leads to a pipe
+        path = os.path.realpath(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with whole(path) as place, open(place, mode, **text) as file:
         yield file

@@ -63,6 +63,8 @@ def read_model(source, config=None) -> Source:
         CheckpointError: weights are missing or damaged.
     """
     source = Path(source)
+    if config is not None and not Path(config).exists():
+        raise InputError(f"{config}: expected the configuration of {source}, found no such file")
     state, home = _read_state(source)
     described = home if config is None else Path(config)
     state = canonical_keys(as_bert(state, described))

@@ -1,6 +1,7 @@
 """Files and directories that appear whole or not at all."""
 
 import errno
+import json
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from fastbert.errors import CheckpointError, InputError
 from fastbert.files import check_new, is_there, whole, whole_directory, write_whole
-from fastbert.result_files import atomic_write, write_npy
+from fastbert.result_files import atomic_write, check_writable, write_json, write_npy
 
 
 def stop_halfway(path):
@@ -145,6 +146,20 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
         os.close(reader)
     assert path.is_fifo()
     assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("there", "not yet"):
+        link, target = tmp_path / f"link to {name}", tmp_path / "elsewhere" / name
+        link.symlink_to(target)
+        if name == "there":
+            target.write_text("old")
+        check_writable(link)
+        write_json([1], link)
+        assert link.is_symlink()
+        assert json.loads(target.read_text()) == [1]
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_directory_is_not_written_over_through_a_link(tmp_path):

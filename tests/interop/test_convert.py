@@ -71,6 +71,8 @@ def test_through_every_form_and_back(name, tmp_path):
     theirs = _theirs(name)
     source = _saved(theirs, tmp_path / "source")
     convert(source, tmp_path / "tf1", to="tf1")
+    with pytest.raises(InputError, match=r"nope.json: expected the configuration of .*tf1, found no such file"):
+        convert(tmp_path / "tf1", tmp_path / "pickle", to="pickle", config=source / "nope.json")
     convert(tmp_path / "tf1", tmp_path / "pickle", to="pickle", config=source / "config.json")
     convert(tmp_path / "pickle", tmp_path / "end")
     _assert_holds(tmp_path / "end", theirs)
