@@ -22,6 +22,8 @@ SUFFIXES = (".txt", ".csv")
 _PARTS = frozenset(["train", "auxiliary_train", "dev", "val", "test"])
 _MCTEST = 3 + 4 * 5  # columns: number, notes, story, and four questions with four answers each
 _MMLU = ("1", "2", "3", "4", "5", "6")
+_LETTERED = (("A", "B", "C"), ("B", "C", "D"))
+"""How headers end that name a column after the letter of its answer: they are no rows of MMLU."""
 
 
 def files_of(path: str | os.PathLike) -> list[Path]:
@@ -81,7 +83,8 @@ def mmlu_records(
     """
     found = csv_records(itertools.chain([(first[0] - 1, ""), first], lines), None)
     row = next(found, (0, {}))
-    is_row = set(row[1] or ()) == set(_MMLU) and row[1]["6"] in tuple(LETTERS[:4])
+    fields = tuple((row[1] or {}).values())
+    is_row = len(fields) == len(_MMLU) and fields[-1] in tuple(LETTERS[:4]) and fields[-3:] not in _LETTERED
     return itertools.chain([row], found) if is_row else None
 
 

@@ -22,7 +22,8 @@ class Form:
         context: the columns of the text before the endings, which are joined by a blank.
         endings: a column of lists, or a column for each ending.
         label: the column that says which ending is right, by its number or letter, or by its name in a column of lists.
-        beginning: the column of a text with which every ending begins; empty if there is none.
+        beginning: the column of a text with which every ending begins; empty if there is none. If it is a question, a
+            row must have it.
         first: the number of the first ending in the label column.
         open: whether the context may be empty.
         lettered: whether the label is the letter of an ending, where each has a column.
@@ -60,6 +61,8 @@ FORMS = (
     Form(CODAH[1:2], CODAH[2:-1], "label"),
     Form(("question_propmt",), ("candidate_answers",), "correct_answer_idx"),  # CODAH on hubs, misspelt there
     Form(("article",), ("options",), "answer", "question"),  # RACE
+    Form(("article",), ("options",), "answers"),  # MuTual, whose options go on with a dialogue
+    Form(("para",), ("choices",), "answerKey", "question"),  # QuaRTz
     Form(("question",), ("choices",), "answerKey"),  # ARC, CommonsenseQA, QASC
     Form(("question_stem",), ("choices",), "answerKey"),  # OpenBookQA on hubs
     Form(("question",), ("choices",), "answer"),  # MMLU
@@ -70,6 +73,8 @@ FORMS = (
     Form(("question",), ("options",), "correct"),  # AQuA
     Form(("question",), ("options",), "label"),  # AGIEval where its passage is null
     Form(("story",), ("answer_options",), "answer", "question"),  # MCTest
+    Form(("question",), tuple("ABCD"), "answer", lettered=True),  # C-Eval
+    Form(("Question",), tuple("ABCD"), "Answer", lettered=True),  # CMMLU
     Form(("question",), ("opa", "opb", "opc", "opd"), "cop", first=1),  # MedMCQA
     Form(("dialogue",), ("choice",), "answer", "question"),  # DREAM
     Form(("context",), ("answers",), "label", "question"),  # ReClor
@@ -80,6 +85,8 @@ FORMS = (
     Form(("goal",), ("sol1", "sol2"), "label"),  # PIQA
     Form(("context",), ("answerA", "answerB", "answerC"), "label", "question", first=1),  # SocialIQA
     Form(("context",), _numbered("answer", range(4)), "label", "question"),  # CosmosQA
+    # Belebele
+    Form(("flores_passage",), _numbered("mc_answer", range(1, 5)), "correct_answer_num", "question", first=1),
     Form(("sentence",), ("option1", "option2"), "answer", first=1, open=True),  # WinoGrande
     Form(("obs1",), ("hyp1", "hyp2"), "label", first=1),  # alphaNLI
     Form((), ("sent0", "sent1"), "label", open=True),  # ComVE: the sentence against common sense
@@ -90,14 +97,21 @@ FORMS = (
         "AnswerRightEnding",  # Story Cloze
         first=1,
     ),
+    Form(
+        _numbered("input_sentence_", range(1, 5)),
+        _numbered("sentence_quiz", (1, 2)),
+        "answer_right_ending",  # XStoryCloze on hubs
+        first=1,
+    ),
 )
 _OTHERS = (
-    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, MMLU-Pro, MedQA, MedMCQA, AQuA, AGIEval, "
-    "DREAM, ReClor, QuAIL, LogiQA, MCTest, SciQ, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI, ComVE or Story "
-    "Cloze"
+    "HellaSwag, CODAH, RACE, MuTual, QuaRTz, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, C-Eval, CMMLU, MMLU-Pro, "
+    "MedQA, MedMCQA, AQuA, AGIEval, DREAM, ReClor, QuAIL, LogiQA, MCTest, SciQ, COPA, PIQA, SocialIQA, CosmosQA, "
+    "Belebele, WinoGrande, alphaNLI, ComVE or Story Cloze"
 )
 _ALONE = (("question",), ("question_stem",))
 """The contexts of data sets whose questions have no passage."""
+_QUESTIONS = ("question", "query")
 _PASSAGES = ("passage", "article", "story", "text", "context", "paragraph", "document", "dialogue")
 """The names of the column with the text that a question is about, in various data sets."""
 
@@ -115,7 +129,8 @@ def _form_of(values: dict[str, Any]) -> Form | None:
     """The one of `FORMS` that fits a row; of several, preferably one whose label column it has."""
 
     def fits(form: Form) -> bool:
-        if not all(isinstance(values.get(column), str) for column in form.context):
+        asked = [form.beginning] if form.beginning in _QUESTIONS else []
+        if not all(isinstance(values.get(column), str) for column in (*form.context, *asked)):
             return False
         found = [values.get(column) for column in form.endings]
         if len(found) > 1:
@@ -285,7 +300,8 @@ def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
         if _is_table(endings):
             own = endings.get("label")
             endings, names = endings["text"], own if isinstance(own, list) else names
-    texts = _joined(values.get(form.beginning), endings)
+    # pandas writes the numbers of rows into a column whose name is empty.
+    texts = _joined(values.get(form.beginning) if form.beginning else None, endings)
     context = " ".join(str(values[column]).strip() for column in form.context).strip()
     if not context and not form.open:
         raise ValueError("expected a text before the endings, got an empty one")

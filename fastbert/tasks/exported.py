@@ -145,7 +145,7 @@ def _table(
     check_once([name for name in header if name in used], header, f"{path}, line {first[0]}")
     lines = rows_below(first, lines, header, path, task.bad_rows)
     if tabs:
-        return numbered(_tab_records(lines, header), task.bad_rows)
+        return numbered(tab_records(lines, header), task.bad_rows)
     # Not by `numbered`: lines are read ahead, so that lines are refused before earlier rows are yielded. csv_records
     # yields None for them instead.
     return enumerate(csv_records(itertools.chain([first], lines), header))
@@ -173,7 +173,7 @@ def _numbered_columns(
     else:
         count = first[1].count("\t") + 1
         header = [str(number) for number in range(1, count + 1)]
-        records = numbered(_tab_records(lines, header), task.bad_rows)
+        records = numbered(tab_records(lines, header), task.bad_rows)
         if count < last and path == called("-"):
             return None
     if count < last:
@@ -184,7 +184,8 @@ def _numbered_columns(
     return records
 
 
-def _tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, values by column) of tab-separated rows; values are {} for a row with another number of columns."""
     for number, line in lines:
         if line.strip():
             fields = [unquoted(field.strip()) for field in line.split("\t")]

@@ -33,6 +33,7 @@ from .choice_forms import (
 )
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
+from .exported import tab_records
 from .files import of_rows, read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tables import check_once, rows_below
@@ -48,7 +49,7 @@ _HEADERS = {
     SCIQ: "label",
     **{form.columns: form.label for form in FORMS if len(form.endings) > 1},
 }
-"""The columns that the header of a .csv must have, and its column of labels."""
+"""The columns that the header of a table must have, and its column of labels."""
 
 
 class SWAG(Task):
@@ -98,13 +99,16 @@ class SWAG(Task):
             found = mctest_records(path, itertools.chain([first], lines), self.bad_rows)
             yield from self._rows_of(path, found)
             return
-        header, where = csv_fields(first[1]), f"{called(path)}, line {first[0]}"
+        tabs, where = "\t" in first[1], f"{called(path)}, line {first[0]}"
+        header = first[1].split("\t") if tabs else csv_fields(first[1])
         form = next((form for form in _HEADERS if set(form) <= set(header)), ())
         check_once((*form, "label"), header, where)
         if form:
             self.label_columns = LabelColumns(where, (_HEADERS[form],), header)
             lines = rows_below(first, lines, header, path, self.bad_rows)
-            make, records = _of_csv, enumerate(csv_records(itertools.chain([first], lines), header))
+            of_tabs = numbered(tab_records(lines, header), self.bad_rows)
+            of_commas = enumerate(csv_records(itertools.chain([first], lines), header))
+            make, records = _of_csv, of_tabs if tabs else of_commas
         elif len(first[1].split("\t")) in (len(CODAH), len(CODAH) - 1):
             self._check_codah(where, first[1].split("\t"))
             lines = itertools.chain([first], lines)

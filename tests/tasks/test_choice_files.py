@@ -132,6 +132,7 @@ def test_items_of_xml(tmp_path, monkeypatch):
         ("a.csv", MMLU.replace(",D\n", ",E\n"), "line 3: expected the label to be one of 0 to 3, got 'E'"),
         ("a.csv", MMLU + "Why?,a,b,c,D\n", r"line 4: expected MMLU's six columns \(question, four answers, letter\)"),
         ("a.csv", MMLU.replace(",B\n", ",5\n"), "or MMLU's 6 of a .csv, got '\"Which"),
+        ("a.csv", "n,Q,A,B,C,D\n1,Why?,a,b,c,d\n", "or MMLU's 6 of a .csv, got 'n,Q,A,B,C,D'"),
         ("a.tsv", "ID\tQuestion Stem\tChoices\tKey\n", "Key'; ARC, OpenBookQA and others are read from JSON"),
         ("a.json", json.dumps([*DREAM, [1]]), "object 3: expected a JSON object, got list"),
         ("a.json", json.dumps([[TALK, ["Who?"], "1"]]), "object 1: expected objects as the questions of a dialogue"),

@@ -127,6 +127,32 @@ PUBLISHED = {
         "0",
     ),
     "Story Cloze": (CLOZE | {"AnswerRightEnding": 1}, ("S1. S2. S3. S4.", "E1.", "E2."), "0"),
+    "XStoryCloze": (
+        {f"input_sentence_{i}": f"S{i}." for i in range(1, 5)}
+        | {"sentence_quiz1": "E1.", "sentence_quiz2": "E2.", "answer_right_ending": 2},
+        ("S1. S2. S3. S4.", "E1.", "E2."),
+        "1",
+    ),
+    "QuaRTz": (stem("AB") | {"para": "P.", "para_id": "1"}, ("P.", "Q? tA", "Q? tB"), "1"),
+    "QuaRTz on hubs": (
+        {"question": "Q?", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A", "para": "P."},
+        ("P.", "Q? a", "Q? b"),
+        "0",
+    ),
+    "MuTual": ({"article": "m : A", "options": list("abcd"), "answers": "C", "id": "x"}, ("m : A", *"abcd"), "2"),
+    "C-Eval": (
+        {"id": 0, "question": "Q", "A": "a", "B": "b", "C": "c", "D": "d", "answer": "C", "explanation": "e"},
+        ("Q", *"abcd"),
+        "2",
+    ),
+    "C-Eval's test file": ({"id": 0, "question": "Q", "A": "a", "B": "b", "C": "c", "D": "d"}, ("Q", *"abcd"), None),
+    "CMMLU": ({"Question": "Q", "A": "a", "B": "b", "C": "c", "D": "d", "Answer": "D"}, ("Q", *"abcd"), "3"),
+    "Belebele": (
+        {"flores_passage": "P.", "question": "Q?", **{f"mc_answer{i}": f"a{i}" for i in range(1, 5)}}
+        | {"correct_answer_num": "2", "dialect": "eng_Latn"},
+        ("P.", "Q? a1", "Q? a2", "Q? a3", "Q? a4"),
+        "1",
+    ),
 }
 
 
@@ -147,14 +173,32 @@ def test_published_rows(name, tmp_path, monkeypatch):
     assert registry.get("swag").read("-") == [Row("0", texts, label)]
 
 
-@pytest.mark.parametrize("name", ["COPA", "WinoGrande", "Story Cloze", "SciQ", "MedMCQA"])
-def test_columns_of_a_csv(name, tmp_path):
+@pytest.mark.parametrize("separator", [",", "\t"])
+@pytest.mark.parametrize(
+    "name", ["COPA", "WinoGrande", "Story Cloze", "SciQ", "MedMCQA", "C-Eval", "C-Eval's test file", "CMMLU"]
+)
+def test_columns_of_a_table(name, separator, tmp_path):
+    """The first column has no name: pandas writes the number of the row there."""
     values, texts, label = PUBLISHED[name]
+    values = {"": 7} | values
     with open(tmp_path / "f.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, values)
+        writer = csv.DictWriter(file, values, delimiter=separator)
         writer.writeheader()
         writer.writerow(values)
     assert registry.get("swag").read(tmp_path / "f.csv") == [Row("0", texts, label)]
+
+
+def test_quotes_between_tabs(tmp_path):
+    """XStoryCloze's files have Story Cloze's columns; a row with another number of them swallows no other."""
+    row = ["x", "A", '"B', "C, D", "E", "f", 'g"', "2"]
+    columns = ["InputStoryid", *CLOZE, "AnswerRightEnding"]
+    path = write(tmp_path / "f.tsv", "\n".join("\t".join(fields) for fields in (columns, row, row[1:], row)))
+    task = registry.get("swag")
+    with pytest.raises(DataError, match="line 3: expected all columns of the header"):
+        task.read(path)
+    task.bad_rows = BadRows(skip=True)
+    texts = ('A "B C, D E', "f", 'g"')
+    assert task.read(path) == [Row("0", texts, "1"), Row("2", texts, "1")]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +219,8 @@ def test_columns_of_a_csv(name, tmp_path):
             "expected a question that stands alone, .* got question and also story, which would be left out",
         ),
         ({"article": "A", "questions": ["q"]}, "expected all columns of SWAG .*, got article, question"),
+        # ReClor's columns and LogiQA's: the question would be left out.
+        ({"context": "C", "query": "Q?", "answers": ["a", "b"], "label": 0}, "expected all columns of SWAG .*, query"),
     ],
 )
 def test_bad_rows(values, reason, tmp_path):
