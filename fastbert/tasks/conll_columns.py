@@ -55,7 +55,7 @@ def _blocks(path: str | os.PathLike, bad_rows: BadRows, documents: bool = True) 
             broken.
         documents: whether -DOCSTART- opens a document; otherwise it is a word.
     """
-    block, unread = Block([], None, None), BadRows(skip=True, encoding=bad_rows.encoding)
+    block, unread = Block([], None, None), BadRows(True, bad_rows.hint, bad_rows.encoding)
     for number, line in read_lines(path, unread):
         _mark_broken(block, unread)
         if not line.strip(" \t\ufeff"):  # WNUT17's dev file ends with a byte-order mark

@@ -15,6 +15,9 @@ from .tagging import LETTERS, is_tag
 _LANGUAGE = re.compile(r"[a-z][a-z-]{1,11}:(?!//)")
 _WITH_COMMAS = re.compile(r".*,(O|[BI]-[^,]+)")
 _PART = re.compile(r"\d+[-.]\d+")
+_PLACE = re.compile(r"(\d+)(?:[-.:](\d+))?")
+_SEGMENTED = re.compile(r".[0-9]+")
+_JOINED = re.compile(r"[BIESLU]-[^|]+(\|[BIESLU]-[^|]+)+")
 _TYPE = re.compile(r"(?![A-Za-z]([\W_]|$))\w[\w/&.-]+(?<![\W_][A-Za-z])")
 # Parts of speech become entities of one word, whose F1 is then the share of words that are tagged correctly.
 _OF_CONLL_U = """awk -F '\\t' '/^\\r?$/ {print ""} NF == 10 && $1 !~ /[-.]/ {print $2 "\\tB-" $4}' FILE"""
@@ -93,6 +96,11 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
             f"{where} the word in the first column and its tag in the last, got tags in the first; "
             "swap the columns (awk 'NF {print $2, $1; next} {print}' does if there are two)"
         )
+    if width > 1 and _segmented(columns):
+        raise DataError(
+            f"{where} a word, got characters with their places in words, as in Weibo's files; leave the places out "
+            r"(sed -E 's/^([^0-9 \t]+|[0-9])[0-9]+([ \t])/\1\2/' does)"
+        )
     language = _LANGUAGE.match(firsts[0])
     if len(firsts) > 1 and language is not None and all(first.startswith(language[0]) for first in firsts):
         raise DataError(
@@ -138,9 +146,19 @@ def _check_types(path: str, lines: Lines, columns: Columns) -> None:
 
 
 def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -> None:
-    """Warns if the last two columns are both tags and have types in common; the last column is used. They may be
-    entities and nested entities, as in GermEval, or gold and predicted tags, as in files of predictions. ``width`` is
-    the number of columns; the other arguments are those of `check_words`."""
+    """Warns of tags that join several, as those of nested entities, which become types of their own. And warns if the
+    last two columns are both tags and have types in common; the last column is used. They may be entities and nested
+    entities, as in GermEval, or gold and predicted tags, as in files of predictions. ``width`` is the number of
+    columns; the other arguments are those of `check_words`."""
+    lasts = (of_line[-1] for sentence in columns for of_line in sentence if len(of_line) > 1)
+    joined = next(filter(_JOINED.fullmatch, lasts), None)
+    if joined is not None:
+        logging.getLogger("fastbert").warning(
+            "%s: tags such as %s join several, and are taken for types of their own (%s keeps the first)",
+            path,
+            joined,
+            r"sed -E 's/([ \t][BIESLU]-[^| \t]+)\|[^ \t]*$/\1/' FILE",
+        )
     if width < 3:
         return
     found = [of_line for sentence in columns for of_line in sentence if len(of_line) == width]
@@ -165,10 +183,30 @@ def _is_any_tag(text: str) -> bool:
 
 
 def _numbered(columns: Columns) -> bool:
-    """Whether the first column of every sentence is 1, 2, 3, ... or 0, 1, 2, ...; CoNLL-U also has 2-3 and 5.1."""
+    """Whether the first column of every sentence is 1, 2, 3, ... or 0, 1, 2, ...; CoNLL-U also has 2-3 and 5.1. Or
+    whether it only has rising numbers, as of the words of a file, of sentence and word (1-2), or of characters."""
     if not all(of_line[0][:1].isdecimal() for sentence in columns for of_line in sentence):
         return False
     whole = [[word for word, *_ in sentence if not _PART.fullmatch(word)] for sentence in columns]
-    if max(map(len, whole)) < 2:
+    counted = (all(words == [str(n + start) for n in range(len(words))] for words in whole) for start in (0, 1))
+    return (max(map(len, whole)) > 1 and any(counted)) or _rising([[word for word, *_ in part] for part in columns])
+
+
+def _rising(sentences: Sequence[Sequence[str]]) -> bool:
+    """Whether all words are numbers, or pairs of them, that rise in every sentence. Two numbers alone may be words."""
+    places = [list(map(_PLACE.fullmatch, words)) for words in sentences]
+    if max(map(len, places)) < 3 or any(None in of_sentence for of_sentence in places):
         return False
-    return any(all(words == [str(n + start) for n in range(len(words))] for words in whole) for start in (0, 1))
+    numbers = [[tuple(map(int, filter(None, place.groups()))) for place in of_sentence] for of_sentence in places]
+    return all(before < after for of_sentence in numbers for before, after in itertools.pairwise(of_sentence))
+
+
+def _segmented(columns: Columns) -> bool:
+    """Whether the first column has characters, each with its place in a word, from 0. Some are not ASCII: w0, w1, w2
+    may be words."""
+    firsts = [[of_line[0] for of_line in sentence] for sentence in columns]
+    found = set(itertools.chain(*firsts))
+    if not all(map(_SEGMENTED.fullmatch, found)) or all(map(str.isascii, found)):
+        return False
+    places = ([-1, *(int(first[1:]) for first in of_sentence)] for of_sentence in firsts)
+    return all(after in (0, before + 1) for found in places for before, after in itertools.pairwise(found))

@@ -18,7 +18,7 @@ from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
 from .bad_rows import called
 from .base import Example, Row, class_names, packed
-from .conll import read_sentences, read_tags, tagged_lines
+from .conll import TAGS, read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
 from .feature_task import FeatureTask
 from .files import shorten
@@ -93,7 +93,9 @@ class NER(FeatureTask):
     def unlabelled(self, rows: Sequence[Row]) -> str:
         """Quotes a line, which shows what is wrong with the tags, such as lower case or another separator."""
         row = rows[0]
-        return "words alone" if row.lines == row.texts else f"lines such as {shorten(row.lines[0])!r}"
+        if row.lines == row.texts:
+            return f"words alone (JSON and Parquet have tags under {', '.join(TAGS[:-1])} or {TAGS[-1]})"
+        return f"lines such as {shorten(row.lines[0])!r}"
 
     def sources(self, row: Row) -> tuple[Hashable | None, tuple[str, ...]]:
         return row.source, row.texts

@@ -73,6 +73,78 @@ def test_what_is_no_word_is_refused_and_the_command_helps(tmp_path, content, lin
     assert read(path, mended) == TWO
 
 
+def by_sed(path, error):
+    """What the command of grep or sed in an error's message makes of the file."""
+    command = re.search(r"\(((?:grep|sed) .*?) (?:does|keeps)", error)[1].replace("FILE", "")
+    command = f"cat {path} | LC_ALL=C {command}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
+
+
+@pytest.mark.parametrize("predicting", [False, True])
+@pytest.mark.parametrize(
+    "places",
+    [("1", "2", "3", "4", "5"), ("1-1", "1-2", "1-3", "2-1", "2-2"), ("0:3", "4:8", "9:11", "12:15", "15:16")],
+    ids=["words of a file", "sentence and word", "characters"],
+)
+def test_rising_numbers_are_no_words(tmp_path, places, predicting):
+    """WebAnno's files have sentence and word, for example."""
+    words, tags = ("The", "Bonn", "is", "Yes", "!"), ("O", "B-LOC", "O", "O", "O")
+    lines = ["\t".join(of_line) for of_line in zip(places, words, tags, strict=True)]
+    text = "\n".join([*lines[:3], "", *lines[3:], ""])
+    with pytest.raises(DataError, match=r"f.tsv, line 1: .* got the numbers of words in every sentence") as refused:
+        read(tmp_path / "f.tsv", text, predicting)
+    assert read(tmp_path / "g.tsv", by_sed(tmp_path / "f.tsv", str(refused.value))) == [
+        (words[:3], tags[:3]),
+        (words[3:], tags[3:]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1999 CD O\n2000 CD O\n", ("1999", "2000")),
+        ("3 CD O\n2 CD B-X\n5 CD O\n", ("3", "2", "5")),
+        ("1 a O\n2 b O\n3 c O\n\nx d O\n", ("1", "2", "3")),
+    ],
+)
+def test_other_numbers_are_words(tmp_path, text, words):
+    assert read(tmp_path / "f.txt", text)[0][0] == words
+
+
+@pytest.mark.parametrize("predicting", [False, True])
+def test_places_of_characters_in_words_are_no_part_of_them(tmp_path, predicting):
+    """Weibo's files have them; the second word of the first sentence has eleven characters, the third is a 7."""
+    long = "abcdefghijk"
+    words = ("去", *long, "7")
+    places = (0, *range(len(long)), 0)
+    lines = [f"{word}{place}\tO" for word, place in zip(words, places, strict=True)]
+    text = "\n".join([*lines, "", "波0\tB-LOC.NAM", "恩1\tI-LOC.NAM", ""])
+    with pytest.raises(
+        DataError, match=r"f.conll, line 1: expected a word, got characters with their places"
+    ) as refused:
+        read(tmp_path / "f.conll", text, predicting)
+    mended = by_sed(tmp_path / "f.conll", str(refused.value))
+    assert [texts for texts, _ in read(tmp_path / "g.conll", mended)] == [words, ("波", "恩")]
+    # Words that look so, but whose digits do not count.
+    for others in (("A0", "B0", "C1"), ("Ä0", "B2", "C1")):
+        text = "".join(f"{word} O\n" for word in others)
+        assert read(tmp_path / "h.txt", text, predicting) == [(others, ("O", "O", "O"))]
+
+
+def test_tags_that_join_several_are_told_of(tmp_path, caplog):
+    """Some write nested entities so, as types of their own."""
+    text = "IL-2\tB-protein|B-DNA\ngene\tI-DNA\nis\tO\n"
+    assert read(tmp_path / "f.tsv", text) == [(("IL-2", "gene", "is"), ("B-protein|B-DNA", "I-DNA", "O"))]
+    [message] = caplog.messages
+    assert "tags such as B-protein|B-DNA join several, and are taken for types of their own" in message
+    kept = by_sed(tmp_path / "f.tsv", message)
+    caplog.clear()
+    assert read(tmp_path / "g.tsv", kept)[0][1] == ("B-protein", "I-DNA", "O")
+    read(tmp_path / "f.tsv", text, predicting=True)
+    read(tmp_path / "h.tsv", "a\tB-x|y\nb\tO\n")
+    assert caplog.messages == []
+
+
 def mended(path, error):
     """What the command in an error's message makes of the file."""
     command = re.search(r"\(((?:awk|python3) .*?) does", error)[1].replace("FILE", str(path))

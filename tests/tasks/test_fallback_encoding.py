@@ -37,6 +37,8 @@ def test_sentences_of_conll_2002(tmp_path):
     assert bad.decoded == 2
     with pytest.raises(DataError, match=r"esp.train, line 1: expected UTF-8, got 0xf1"):
         read("ner", tmp_path / "esp.train", ESP, None)
+    with pytest.raises(DataError, match="--fallback-encoding windows-1252 reads it"):
+        read_rows(registry.get("ner"), tmp_path / "esp.train", False)
 
 
 def test_json_that_is_one_value(tmp_path):

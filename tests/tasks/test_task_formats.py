@@ -375,7 +375,8 @@ _COLUMN = "{}, line 1: expected a column %s with the label of every row, got the
             "ner",
             "f.txt",
             "a\nb\n",
-            "{}: expected tags (O, B-TYPE or I-TYPE) in the last of several columns, got words alone",
+            "{}: expected tags (O, B-TYPE or I-TYPE) in the last of several columns, got words alone (JSON and Parquet "
+            "have tags under ner_tags, tags or labels)",
         ),
         (
             "ner",
