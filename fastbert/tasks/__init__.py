@@ -9,7 +9,8 @@ Tasks:
                                              GLUE
     text_classification, text_regression     the user's own files
     text, classification, regression         what these share: one label for a text or a pair
-    squad                                    SQuAD 1.1 and 2.0: squad_files, squad_windows, squad_metrics
+    squad                                    SQuAD 1.1 and 2.0: squad_files, squad_windows, squad_predictions,
+                                             squad_metrics
     swag                                     any multiple-choice data set: choice_forms, choice_files
     ner                                      tagged words: conll, conll_columns, conll_words, tagging
 

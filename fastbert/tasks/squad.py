@@ -19,7 +19,8 @@ from ..result_files import written
 from . import squad_metrics as official
 from .base import Example, Row, Task, packed
 from .files import shorten
-from .squad_files import companions, read_questions, read_values, span, written_values
+from .squad_files import read_questions, span
+from .squad_predictions import companions, read_values, written_values
 from .squad_windows import answer_text, best_spans, encode_windows
 
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how")

@@ -1,20 +1,16 @@
-"""SQuAD's files: questions, and predictions."""
+"""SQuAD's files of questions."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..result_files import atomic_write
 from ..text_files import without_gz
 from .bad_rows import BadRows, called
 from .base import Row
@@ -101,9 +97,8 @@ def read_questions(
     if isinstance(listed, list) and listed:
         return _rows_of(path, _apart(list_records(path, listed, bad_rows)), bad_rows, impossible, ignore_answers)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
-        raise DataError(
-            f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value"
-        )
+        got = _described(value)
+        raise DataError(f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got {got}")
     rows, seen, lines, times = [], set(), _Lines(text), Counter()
     for article, context, question, name in _questions(value["data"]):
         identity = _identity(question)
@@ -144,8 +139,8 @@ def _apart(records: Iterable[Record | None]) -> Iterator[Record | None]:
         if duorc:
             record = replace(record, values={_DUORC.get(key, key): value for key, value in record.values.items()})
         questions = None if record is None else record.values.get("qas")
-        if isinstance(questions, list):
-            context = record.values.get("context")
+        if isinstance(questions, list) and "context" in record.values:
+            context = record.values["context"]
             for number, question in enumerate(questions, 1):
                 own = question if isinstance(question, dict) else {}
                 own = {_DUORC.get(key, key) if duorc else key: value for key, value in own.items()}
@@ -237,21 +232,29 @@ def _rows_of(
 
 def _questions(articles: list) -> Iterator[tuple[int, Any, Any, str]]:
     """(number of its article, context, question, location in words) for every question. Where a list is expected and
-    something else found, that is yielded once, as a question of None."""
+    something else found, that is yielded once, described in words, as a question. An article may be a paragraph itself,
+    as in KorQuAD 2.0."""
     for a, article in enumerate(articles, 1):
-        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+        whole = isinstance(article, dict) and "qas" in article
+        paragraphs = [article] if whole else article.get("paragraphs") if isinstance(article, dict) else None
         if not isinstance(paragraphs, list):
-            yield a, None, None, f"article {a}"
+            yield a, None, _described(article), f"article {a}"
             continue
         for p, paragraph in enumerate(paragraphs, 1):
             questions = paragraph.get("qas") if isinstance(paragraph, dict) else None
             if not isinstance(questions, list):
-                yield a, None, None, f"article {a}, paragraph {p}"
+                yield a, None, _described(paragraph), f"article {a}, paragraph {p}"
                 continue
             for q, question in enumerate(questions, 1):
                 identity = _identity(question, q)
                 named = identity if str(identity).strip() else q
-                yield a, paragraph.get("context"), question, f"article {a}, paragraph {p}, question {named}"
+                asked = question if isinstance(question, dict) else _described(question)
+                yield a, paragraph.get("context"), asked, f"article {a}, paragraph {p}, question {named}"
+
+
+def _described(value: Any) -> str:
+    """A value of JSON in words, for messages: an object by its keys."""
+    return f"the keys {shorten(', '.join(map(str, value)))}" if isinstance(value, dict) else shorten(repr(value))
 
 
 def _identity(question: Any, default: Any = None) -> Any:
@@ -262,7 +265,8 @@ def _identity(question: Any, default: Any = None) -> Any:
 
 def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignore_answers: bool) -> Row:
     if not isinstance(question, dict):
-        raise ValueError("expected articles with paragraphs, these with context and qas, and questions in these")
+        found = f"got {question}"
+        raise ValueError(f"expected articles with paragraphs, these with context and qas, questions in these, {found}")
     if not isinstance(context, str) or not context.strip():
         raise ValueError(f"expected a text as the context, got {shorten(repr(context))}")
     text, identity = question.get("question"), _identity(question)
@@ -285,9 +289,11 @@ def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignor
 
 
 def _answers(question: dict, impossible: bool) -> Answers | None:
-    values, marked = question.get("answers"), _is_impossible(question.get("is_impossible"))
+    values, marked = question.get("answers", question.get("answer")), _is_impossible(question.get("is_impossible"))
     if values is None:
         return Answers() if marked and impossible else None
+    if isinstance(values, str):
+        values = [values] if values.strip() else []
     if isinstance(values, list) and all(isinstance(v, str) for v in values):
         values = [{"text": text} for text in values]
     if isinstance(values, dict) and isinstance(values.get("text"), list):
@@ -306,8 +312,9 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
             raise ValueError("expected a question with an answer, got an impossible one, which belongs to squad2")
         if not values:
             raise ValueError("expected a question with an answer, got one without, as squad2 has them")
-    elif marked and values:
+    elif marked and any(v["text"].strip() for v in values):
         raise ValueError("expected no answer to an impossible question, got one")
+    values = [] if marked else values  # some files have an empty text
     texts, starts = tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values)
     return Answers(texts, starts, tuple(_detected(question.get("detected_answers"))))
 
@@ -345,56 +352,3 @@ def _start(value: Any) -> int:
     """The number of a character, -1 for none. Tables with gaps have integers as 4.0, TQuAD (Turkish) has strings."""
     digits = str(value).removesuffix(".0")
     return int(digits) if digits.isascii() and digits.isdigit() else -1
-
-
-def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:
-    """Reads a JSON object that maps question ids to values.
-
-    Args:
-        path: the file.
-        kind: the type of the values; floats must be finite.
-        what: the values in words, for messages.
-
-    Raises:
-        DataError: the file has another form, a value has another type, or a question occurs twice.
-    """
-
-    value, text = load_json(path)
-    if not isinstance(value, dict):
-        raise DataError(f"{path}, line 1: expected a JSON object from ids to {what}, got {type(value).__name__}")
-    names = [name for name, _ in json.loads(text, object_pairs_hook=list)]  # a dictionary only keeps the last of equals
-    if len(names) > len(value):
-        twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise DataError(f"{path}: expected every question once, got {shorten(twice)} again")
-    for name, item in value.items():
-        finite = not isinstance(item, float) or math.isfinite(item)
-        if not isinstance(item, kind) or isinstance(item, bool) or not finite:
-            raise DataError(f"{path}: expected {what} for question {name}, got {shorten(repr(item))}")
-    return value
-
-
-@contextlib.contextmanager
-def written_values(path: str | os.PathLike) -> Iterator[Callable[[str, Any], None]]:
-    """Writes a JSON object in the format of the official files; yields a function that adds a key and its value."""
-    with atomic_write(path) as file:
-        count = 0
-
-        def add(name: str, value: Any) -> None:
-            nonlocal count
-            shown = json.dumps({name: value}, ensure_ascii=False, indent=2)
-            file.write((",\n" if count else "{\n") + shown[2:-2])
-            count += 1
-
-        yield add
-        file.write("\n}\n" if count else "{}\n")
-
-
-def companions(path: str | os.PathLike, names: Sequence[str]) -> list[Path]:
-    """The paths of files beside a file of predictions: of ``predictions.json`` with the names nbest_predictions and
-    null_odds, ``nbest_predictions.json`` and ``null_odds.json``; none for standard output (``-``)."""
-    path = Path(path)
-    if str(path) == "-":
-        return []
-    if "predictions" in path.stem:
-        return [path.with_name(path.stem.replace("predictions", name) + ".json") for name in names]
-    return [path.with_name(f"{path.stem}_{name}.json") for name in names]

@@ -1,4 +1,4 @@
-"""Data sets as they are published: DuoRC, MCTest, ComVE, KLUE-STS."""
+"""Data sets as they are published: DuoRC, MCTest, ComVE, KLUE-STS, KorQuAD 2.0, and some that are refused."""
 
 from __future__ import annotations
 
@@ -134,3 +134,47 @@ def test_labels_of_klue_sts(name, tmp_path):
     ):
         rows = task_of(task, text_columns=texts, label_column=column).read(path)
         assert [row.label for row in rows] == pytest.approx(labels)
+
+
+CONTEXT = "Bob lives in Bonn."
+BONN = {"text": "Bonn", "answer_start": 13}
+
+
+@pytest.mark.parametrize(
+    ("answers", "read"),
+    [
+        ({"answer": BONN | {"html_answer_start": 20}}, Answers(("Bonn",), (13,))),
+        ({"answer": "Bonn"}, Answers(("Bonn",), (-1,))),
+        ({"answers": [BONN], "answer": "a town"}, Answers(("Bonn",), (13,))),
+        ({"answers": [{"text": "", "answer_start": -1}], "is_impossible": True}, Answers()),
+        ({"answers": {"text": ["", " "], "answer_start": [-1, -1]}, "is_impossible": True}, Answers()),
+        ({"answer": "", "is_impossible": True}, Answers()),
+    ],
+)
+def test_answers_under_other_names_and_without_a_text(answers, read, tmp_path):
+    """KorQuAD 2.0 has a single answer, in articles without paragraphs; some sets have an empty one if there is none."""
+    question = {"question": "Where?", "id": 7, **answers}
+    article = {"title": "Bob", "url": "u", "context": CONTEXT, "qas": [question]}
+    rows = [Row("7", ("Where?", CONTEXT), read)]
+    (tmp_path / "v2.json").write_text(json.dumps({"version": "2", "data": [article]}))
+    assert task_of("squad2").read(tmp_path / "v2.json") == rows
+    assert task_of("squad2").read(write(tmp_path / "f.jsonl", [question | {"context": CONTEXT}])) == rows
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        ({"Data": [], "Domain": "Web"}, "line 1: .*a list under 'data', got the keys Data, Domain"),
+        ([{"context_id": "x", "context_text": "C", "qas": [{}]}], "object 1: .*, got context_id, context_text, qas"),
+        ({"data": [{"story": "S", "questions": [], "answers": []}]}, "article 1: .*, got the keys story, questions, a"),
+        ({"data": [{"paragraphs": [{"text": "S"}]}]}, "article 1, paragraph 1: .*, got the keys text"),
+        ({"data": [{"paragraphs": [{"context": "C", "qas": ["Who?"]}]}]}, "question 1: .*, got 'Who\\?'"),
+        ({"data": ["a"]}, "article 1: .*, got 'a'"),
+    ],
+)
+def test_other_sets_of_questions_are_refused_with_their_keys(value, got, tmp_path):
+    """The first three are TriviaQA, CMRC 2018 and CoQA."""
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(DataError, match=f"f.json.*{got}"):
+        task_of("squad1").read(path)
