@@ -320,7 +320,9 @@ def _without_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) ->
     column = next((name for name in columns.names if name in columns.found), None)
     if column is None:
         expected, found = " or ".join(columns.names), shorten(", ".join(columns.found), 200)
-        return f"{columns.where}: expected a column {expected} with the label of every row, got the columns {found}"
+        hint = " (--label-column names another)" if hasattr(task, "label_column") else ""
+        got = f"got the columns {found}{hint}"
+        return f"{columns.where}: expected a column {expected} with the label of every row, {got}"
     return f"{called(path)}: expected labels in the column {column}, got none in all rows"
 
 

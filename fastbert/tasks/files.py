@@ -85,8 +85,12 @@ def read_json_lines(
             row = json.loads(line)
             if _SURROGATE.search(line):
                 check_text(json.dumps(row, ensure_ascii=False))
+        except json.JSONDecodeError as error:
+            got = f"got an error in it: {error.msg}"
+            bad_rows.refuse(f"{where}, line {number}: expected a JSON object in one line, {got}")
+            continue
         except (ValueError, RecursionError) as error:
-            bad_rows.refuse(f"{where}, line {number}: expected a JSON object, got {getattr(error, 'msg', error)}")
+            bad_rows.refuse(f"{where}, line {number}: expected a JSON object, got {error}")
             continue
         if not isinstance(row, dict):
             bad_rows.refuse(f"{where}, line {number}: expected a JSON object, got {type(row).__name__}")

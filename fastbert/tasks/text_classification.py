@@ -157,8 +157,19 @@ def _in_order(labels: Iterable[str]) -> list[str]:
 
 
 def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of a class whose name is how programs write a missing value; and if there are about as many labels as rows,
-    which may be a task for regression, or the wrong column."""
+    """Warns of a class whose name is how programs write a missing value; of one number in two spellings; and if there
+    are about as many labels as rows, which may be a task for regression, or the wrong column."""
+    spellings: dict[float, str] = {}
+    for label in sorted(filter(_NUMBER.fullmatch, counts)):
+        other = spellings.setdefault(float(label), label)
+        if other != label:
+            logging.getLogger("fastbert").warning(
+                "%s: the labels %s and %s are the same number, but are taken for two classes",
+                called(path),
+                other,
+                label,
+            )
+            break
     missing = next((label for label in counts if label.lower() in ("null", "nan")), None)
     if missing is not None:
         logging.getLogger("fastbert").warning(

@@ -102,6 +102,13 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
             '{"uid": "x", "context": "A", "hypothesis": "B", "label": "c", "model_label": "e"}\n',
             [Row("0", ("A", "B"), "contradiction")],
         ),
+        # HANS, whose header is like MultiNLI's.
+        (
+            "rte",
+            "heuristics_evaluation_set.jsonl",
+            '{"gold_label": "non-entailment", "sentence1": "A", "sentence2": "B", "label": "non-entailment"}\n',
+            [Row("0", ("A", "B"), "not_entailment")],
+        ),
         # GLUE's diagnostic set with its labels.
         (
             "mnli",

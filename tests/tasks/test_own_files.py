@@ -306,8 +306,10 @@ def test_labels_that_are_numbers_are_in_the_order_of_their_size(labels, expected
         ([f"{n / 7:.3f}" for n in range(21)], "got 21 labels in 21 rows: text-regression estimates numbers"),
         ([f"{n / 7:.3f}" for n in range(19)], None),
         ([f"{n / 7:.3f}" for n in range(11)] * 2, None),
+        # Files of stars that were put together.
+        (["1", "2", "1.0", "2.0", "3.0"], "the labels 1 and 1.0 are the same number, but are taken for two classes"),
     ],
-    ids=["names", "missing", "estimates", "few", "twice"],
+    ids=["names", "missing", "estimates", "few", "twice", "spellings"],
 )
 def test_labels_that_are_hardly_classes_are_told_of(labels, told, tmp_path, caplog):
     path = tmp_path / "train.tsv"

@@ -114,8 +114,9 @@ def test_json_lines_name_the_line(tmp_path):
     path.write_text('{"a": 1}\n\n[1]\n', encoding="utf-8")
     with pytest.raises(DataError, match="line 3: expected a JSON object, got list"):
         list(read_json_lines(path))
-    path.write_text('{"a": \n', encoding="utf-8")
-    with pytest.raises(DataError, match="line 1"):
+    # An object of several lines, as JSON is often published.
+    path.write_text('{\n  "a": 1\n}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="line 1: expected a JSON object in one line, got an error in it: Expecting"):
         list(read_json_lines(path))
 
 

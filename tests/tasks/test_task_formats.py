@@ -322,23 +322,24 @@ def test_unknown_task_lists_the_known():
 
 
 _COLUMN = "{}, line 1: expected a column %s with the label of every row, got the columns %s"
+_NAMED = _COLUMN + " (--label-column names another)"
 
 
 @pytest.mark.parametrize(
     ("name", "file", "content", "reason"),
     [
-        ("sst2", "f.tsv", "index\tsentence\n7\tgood\n", _COLUMN % ("label", "index, sentence")),
+        ("sst2", "f.tsv", "index\tsentence\n7\tgood\n", _NAMED % ("label", "index, sentence")),
         (
             "mrpc",
             "f.tsv",
             "#1 String\t#2 String\tclass\na\tb\t1\n",
-            _COLUMN % ("Quality", "#1 String, #2 String, class"),
+            _NAMED % ("Quality", "#1 String, #2 String, class"),
         ),
         (
             "mnli",
             "f.jsonl",
             '{"premise": "a", "hypothesis": "b", "gold": 1}\n',
-            _COLUMN % ("gold_label or label", "premise, hypothesis, gold"),
+            _NAMED % ("gold_label or label", "premise, hypothesis, gold"),
         ),
         (
             "mnli",
@@ -364,7 +365,7 @@ _COLUMN = "{}, line 1: expected a column %s with the label of every row, got the
             "i\ta\tb\tc\td\te\n",
             "{}: expected labels as the last of CODAH's columns, got a file without them",
         ),
-        ("text-classification", "f.jsonl", '{"text": "a", "class": 1}\n', _COLUMN % ("label", "text, class")),
+        ("text-classification", "f.jsonl", '{"text": "a", "class": 1}\n', _NAMED % ("label", "text, class")),
         (
             "squad1",
             "f.json",
