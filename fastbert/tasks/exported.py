@@ -257,15 +257,22 @@ def exported_label(task: TextTask, value: Any, names: Sequence[str]) -> str | No
 
 
 def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str]) -> None:
-    """Warns of a file with as many classes as the task but other names, whose order may be another."""
+    """Warns of a file with as many classes as the task but other names, whose order may be another.
+
+    Raises:
+        DataError: one of these names is the task's, in another place, so that the order is another.
+    """
     words = getattr(type(task), "labels", ())
-    if len(names) == len(words) and _words(task, names) is None:
-        logging.getLogger("fastbert").warning(
-            "%s: expected its classes to be called %s, got %s: they are taken in this order",
-            called(path),
-            ", ".join(getattr(type(task), "label_names", None) or words),
-            shorten(", ".join(map(str, names))),
-        )
+    if len(names) != len(words) or _words(task, names) is not None:
+        return
+    own = getattr(type(task), "label_names", None) or words
+    said = f"{called(path)}: expected its classes to be called {', '.join(own)}, got {shorten(', '.join(names))}"
+    moved = next(
+        (name for name, mine in zip(names, own, strict=True) if name.lower() in own and name.lower() != mine), None
+    )
+    if moved is not None:
+        raise DataError(f"{said}, in which {moved} has another place")
+    logging.getLogger("fastbert").warning("%s: they are taken in this order", said)
 
 
 def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:
@@ -277,4 +284,8 @@ def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:
     for own in (words, getattr(type(task), "label_names", None) or ()):
         if sorted(lower) == sorted(own):
             return [words[own.index(name)] for name in lower]
-    return None
+    try:
+        found = [task.parse(name) for name in names]  # labels have other names in some sets
+    except ValueError:
+        return None
+    return found if sorted(found) == sorted(words) else None

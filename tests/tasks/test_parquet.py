@@ -61,6 +61,10 @@ FIVE = {"label": ["bad", "slightly bad", "neutral", "slightly good", "good"]}
         ("mnli", PAIR | {"label": 1}, ["0", "1"], "neutral"),
         ("sst2", {"sentence": "A", "label": "1"}, ["1", "0"], "1"),
         ("sst2", {"sentence": "A", "label": 1}, ["1", "0"], "0"),
+        # Names that labels have in ANLI, in XNLI's training files and in HANS.
+        ("mnli", PAIR | {"label": 0}, ["c", "e", "n"], "contradiction"),
+        ("mnli", PAIR | {"label": 2}, ["contradictory", "neutral", "entailment"], "entailment"),
+        ("rte", PAIR | {"label": 0}, ["non-entailment", "entailment"], "not_entailment"),
         ("text-classification", {"sentence": "A", "label": "fine"}, None, "fine"),
         ("text-classification", {"text": "A", "label": [2]}, ["World", "Sports", "Business"], "Business"),
         ("text-classification", {"text": "A", "label": -1}, ["World", "Sports"], None),
@@ -86,6 +90,18 @@ def test_unknown_names_of_as_many_classes_are_told(classes, said, read, caplog):
     with caplog.at_level("WARNING", "fastbert"):
         read("qqp", parquet([pair, pair], classes=classes and {"label": classes}))
     assert [message.split("expected its classes ")[1] for message in caplog.messages] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("task", "classes"),
+    [("rte", ["not", "Entailment"]), ("mnli", ["entailment", "contradiction", "none"]), ("sst2", ["positive", "neg"])],
+)
+def test_a_known_name_in_another_place_is_refused(task, classes, read):
+    """By the order, the label of its rows would be another class than the file says."""
+    single = task == "sst2"
+    values = {"sentence": "A"} if single else PAIR
+    with pytest.raises(DataError, match=f"expected its classes to be .*, got {', '.join(classes)}, in which .* has an"):
+        read(task, parquet([values | {"label": 0}], classes={"label": classes}))
 
 
 def test_a_sentiment_of_minus_one_is_a_label_where_there_are_others(read):
