@@ -1,7 +1,7 @@
 """Other libraries' models and files: patch, convert, ONNX, sentence-transformers.
 
 patch                      `fastbert.patch` and `unpatch`: the class of each encoder is replaced; start here
-patch_pass                 one forward pass of a patched model of transformers
+patch_pass, patch_encoder  one forward pass of a patched model of transformers, or of its encoder alone
 patch_view                 our encoder around the modules of theirs
 patch_families             which models of transformers can be patched, and where each keeps its parts
 patch_checks, patch_parts  why a model, or a module inside it, is computed by its own code
