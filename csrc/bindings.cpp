@@ -173,7 +173,7 @@ void bind_fingerprints(py::module_& m) {
 }
 
 void bind_gemm(py::module_& m) {
-    m.def("has_bf16x3", &has_bf16x3, "Whether this level multiplies float32 numbers in three bfloat16 parts.");
+    m.def("has_bf16x2", &has_bf16x2, "Whether this level multiplies float32 numbers in two bfloat16 parts.");
     m.def("has_bf16_attention", &has_bf16_attention, "Whether this level's attention is faster in bfloat16 than in float32.");
     m.def("has_winograd", &has_winograd, "Whether this level multiplies float32 numbers by Winograd's inner product.");
     m.def("packed_size", [](int dtype, int64_t n, int64_t k) { return packed_size(DType(dtype), n, k); });

@@ -19,7 +19,7 @@ int64_t packed_size(DType dtype, int64_t n, int64_t k) {
     const int64_t panels = divide_up(n, PANEL);
     const int64_t half = round_up(k, 32) * 2;
     if (dtype == DType::f32_winograd) return panels * PANEL * winograd_rows(k) * 4;
-    return panels * PANEL * (dtype == DType::f32 ? k * 4 : dtype == DType::bf16 ? half : 3 * half);
+    return panels * PANEL * (dtype == DType::f32 ? k * 4 : dtype == DType::bf16 ? half : 2 * half);
 }
 
 void pack_weight(const PackArgs& args) {
@@ -27,12 +27,12 @@ void pack_weight(const PackArgs& args) {
     kernels().pack_weight(args);
 }
 
-bool has_bf16x3() { return kernels().gemm_bf16x3 != nullptr; }
+bool has_bf16x2() { return kernels().gemm_bf16x2 != nullptr; }
 bool has_bf16_attention() { return kernels().fast_bf16_attention; }
 bool has_winograd() { return kernels().gemm_f32_winograd != nullptr; }
 
 void gemm(const GemmArgs& args) {
-    if (args.dtype == DType::bf16x3) return of_this_level(kernels().gemm_bf16x3, "tiles")(args);
+    if (args.dtype == DType::bf16x2) return of_this_level(kernels().gemm_bf16x2, "tiles")(args);
     if (args.dtype == DType::f32_winograd) return winograd()(args);
     (args.dtype == DType::bf16 ? kernels().gemm_bf16 : kernels().gemm_f32)(args);
 }

@@ -74,8 +74,21 @@ def gemm(a, packed, n, out, bias=None, activation="none", residual=None, form=No
     )
 
 
-def truth(a, w, bias, activation, residual):
-    out = reference.linear(a, w, bias)
+def two_parts(x):
+    """float32 numbers as two bfloat16 ones, in float32: each rounded, and what that left, rounded."""
+    first = x.bfloat16().float()
+    return first, (x - first).bfloat16().float()
+
+
+def linear_in_two_parts(x, weight, bias=None):
+    """torch's "bfloat16_3x", which its float32 precision "high" may compute: three products of rounded parts."""
+    (x1, x2), (w1, w2) = two_parts(x), two_parts(weight)
+    out = x2 @ w1.t() + x1 @ w2.t() + x1 @ w1.t()
+    return out if bias is None else out + bias
+
+
+def truth(a, w, bias, activation, residual, linear=reference.linear):
+    out = linear(a, w, bias)
     if activation != "none":
         out = reference.gelu(out, None, "tanh" if activation == "gelu_tanh" else "none")
     return out if residual is None else out + residual
@@ -86,9 +99,9 @@ def draws(m, n, k):
     return max(1, min(50, 400 // (m * n)))
 
 
-def check_by_the_rule(multiply, shape, activation, extras, what):
+def check_by_the_rule(multiply, shape, activation, extras, what, linear=reference.linear):
     """Holds float32 products to the tolerance rule. multiply(a, w, out, bias, activation, residual) is the product;
-    ``extras`` are bias and residual."""
+    ``extras`` are bias and residual; ``linear`` is the reference that rounds as the product does."""
     m, n, k = shape
     results = []
     for _ in range(draws(*shape)):
@@ -100,5 +113,5 @@ def check_by_the_rule(multiply, shape, activation, extras, what):
         multiply(a, w, out, b, activation, r)
         check()
         wide = [None if t is None else t.double() for t in (a, w, b, r)]
-        results.append((out.clone(), truth(*wide[:3], activation, wide[3]), truth(a, w, b, activation, r)))
+        results.append((out.clone(), truth(*wide[:3], activation, wide[3]), truth(a, w, b, activation, r, linear)))
     assert_close(*(torch.cat([result[i].reshape(-1) for result in results]) for i in range(3)), what=what)

@@ -14,21 +14,22 @@ inline uint16_t half(const bf16* p) { return p->bits; }
 inline uint16_t half(const float* p) {
     uint32_t bits;
     std::memcpy(&bits, p, 4);
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
+    return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded(bits) >> 16);
 }
-// Part P of three of a float32 number: what the parts before it leave, truncated to bfloat16.
-template <int P> struct Third {
+// Part P of two of a float32 number.
+template <int P> struct PartOf {
     float whole;
 };
-template <int P> inline float one(const Third<P>* p) {
-    float parts[3];
-    split(p->whole, parts);
+template <int P> inline uint16_t half(const PartOf<P>* p) {
+    uint16_t parts[2];
+    split(p->whole, parts[0], parts[1]);
     return parts[P];
 }
-template <int P> inline uint16_t half(const Third<P>* p) {
-    const float part = one(p);
-    return half(&part);
+template <int P> inline float one(const PartOf<P>* p) {
+    const uint32_t bits = uint32_t(half(p)) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
 }
 inline void put(float x, float* to) { *to = x; }
 inline void put(float x, bf16* to) { to->bits = half(&x); }
@@ -143,14 +144,12 @@ template <class T> void pack_scaled(const PackArgs& g) {
 }  // namespace
 
 void pack_panels(const PackArgs& g) {
-    if (g.dtype == DType::bf16x3) {
+    if (g.dtype == DType::bf16x2) {
         const int64_t padded = (g.k + 31) / 32 * 32;
         PackArgs part = g;
-        pack<2, Third<0>, bf16>(part, padded);
+        pack<2, PartOf<0>, bf16>(part, padded);
         part.packed = static_cast<char*>(g.packed) + packed_size(DType::bf16, g.n, g.k);
-        pack<2, Third<1>, bf16>(part, padded);
-        part.packed = static_cast<char*>(part.packed) + packed_size(DType::bf16, g.n, g.k);
-        return pack<2, Third<2>, bf16>(part, padded);
+        return pack<2, PartOf<1>, bf16>(part, padded);
     }
     const bool from_half = g.w_dtype == DType::bf16;
 #if defined(FASTBERT_WINOGRAD)

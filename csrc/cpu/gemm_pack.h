@@ -23,22 +23,24 @@ inline float one(const bf16* p) {
     return out;
 }
 
-// Splits x into the sum of three bfloat16 numbers: its 24 bits of significand are three times eight. Truncates, since rounding
-// might overflow. If x is not finite, the first part is x.
-inline void split(float x, float (&parts)[3]) {
-    const auto cut = [](float y) {
-        uint32_t bits;
-        std::memcpy(&bits, &y, 4);
-        bits = (bits & 0xffff0000) | ((bits & 0x7fffffff) > 0x7f800000 ? 0x400000 : 0);
-        float out;
-        std::memcpy(&out, &bits, 4);
-        return out;
-    };
-    const bool finite = x - x == 0.0f;
-    parts[0] = cut(x);
-    const float rest = finite ? x - parts[0] : 0.0f;
-    parts[1] = cut(rest);
-    parts[2] = rest - parts[1];
+// The bits of a float32 number rounded to bfloat16 (to the even one in a tie), in their upper half; the lower half is not zero.
+inline uint32_t rounded(uint32_t bits) { return bits + 0x7fff + ((bits >> 16) & 1); }
+inline bool is_finite(uint32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
+
+// Splits x into the bits of two bfloat16 numbers, whose sum is x but for 2^-17 of it. The first is cut off where rounding would
+// overflow. If x is not finite, the first is x and the second 0.
+inline void split(float x, uint16_t& first, uint16_t& second) {
+    uint32_t bits, rest_bits;
+    std::memcpy(&bits, &x, 4);
+    const bool rounds = is_finite(bits) && is_finite(rounded(bits));
+    const uint32_t nan = (bits & 0x7fffffff) > 0x7f800000 ? 0x400000 : 0;
+    const uint32_t head = (rounds ? rounded(bits) : bits | nan) & 0xffff0000;
+    float whole;
+    std::memcpy(&whole, &head, 4);
+    const float rest = is_finite(bits) ? x - whole : 0.0f;
+    std::memcpy(&rest_bits, &rest, 4);
+    first = uint16_t(head >> 16);
+    second = uint16_t(rounded(rest_bits) >> 16);
 }
 
 // Two neighbouring bfloat16 numbers travel as one float, whose value nobody looks at.

@@ -5,8 +5,8 @@
 // in the first-level cache, the block of A is read from the second. Sums that wait for further steps are kept in memory, which
 // changes neither their order nor their bits.
 //
-// Factors may be float32, each in three bfloat16 parts a1 + a2 + a3 (gemm_pack.h). Of the nine products of parts the six
-// largest are summed, the small ones first; what is left out is about 2^-24 of a product, as is float32's own rounding.
+// Factors may be float32, each in two bfloat16 parts a1 + a2 (gemm_pack.h). Of the four products of parts the three largest
+// are summed, the small ones first; what is left out is at most 2^-16 of a product, as are the parts' own roundings.
 #pragma once
 #include "gemm_pack.h"
 #include "tile.h"
@@ -29,9 +29,9 @@ template <> struct Parts<1> {
     static constexpr int64_t DEPTH = 384;
     static constexpr Pair PAIRS[] = {{0, 0}};
 };
-template <> struct Parts<3> {
-    static constexpr int64_t DEPTH = 128;
-    static constexpr Pair PAIRS[] = {{2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}};
+template <> struct Parts<2> {
+    static constexpr int64_t DEPTH = 192;
+    static constexpr Pair PAIRS[] = {{1, 0}, {0, 1}, {0, 0}};
 };
 
 // Where the factors of a tile of sums begin; distances in elements: of tiles of A, panels of B, and parts of each.

@@ -25,7 +25,7 @@ double grad_norm(const GradNormTensor* tensors, int64_t count);
 void pack_panels(const PackArgs&);
 void gemm_f32(const GemmArgs&);
 void gemm_bf16(const GemmArgs&);
-void gemm_bf16x3(const GemmArgs&);
+void gemm_bf16x2(const GemmArgs&);
 void gemm_f32_winograd(const GemmArgs&);
 void weight_grad_f32(const WeightGradArgs&);
 void weight_grad_bf16(const WeightGradArgs&);

@@ -84,7 +84,7 @@ struct Kernels {
     void (*pack_weight)(const PackArgs&);
     void (*gemm_f32)(const GemmArgs&);
     void (*gemm_bf16)(const GemmArgs&);
-    void (*gemm_bf16x3)(const GemmArgs&);  // null at levels without tiles
+    void (*gemm_bf16x2)(const GemmArgs&);  // null at levels without tiles
     void (*gemm_f32_winograd)(const GemmArgs&);  // null at levels without it
     void (*weight_grad_f32)(const WeightGradArgs&);
     void (*weight_grad_bf16)(const WeightGradArgs&);

@@ -2,7 +2,7 @@
 //
 // A packed weight is cut into panels of 16 columns of the result; its layout is the same at every instruction-set level:
 //     float32   [n / 16][k][16]                 bfloat16  [n / 16][k / 2][16][2], k padded to 32
-//     float32 in three bfloat16 parts, the largest first: three bfloat16 weights, one after the other
+//     float32 in two bfloat16 parts, the larger first: two bfloat16 weights, one after the other
 //     float32 for Winograd's inner product: [n / 16][k][16] scaled, with two more rows [16] after every winograd_chunk(k)
 //     steps and after the last (csrc/cpu/gemm_winograd.h)
 // so that 16 steps of a bfloat16 panel are one AMX tile of 1 KiB. Padding is zero. The buffer starts at a multiple of 64.
@@ -76,8 +76,8 @@ inline void pack_weight(DType dtype, const void* w, int64_t ldw, int64_t n, int6
 }
 // Throws std::invalid_argument for a weight of a form that the instruction-set level does not multiply.
 void gemm(const GemmArgs& args);
-// Whether this level multiplies float32 numbers in three parts, and whether by Winograd's inner product.
-bool has_bf16x3();
+// Whether this level multiplies float32 numbers in two parts, and whether by Winograd's inner product.
+bool has_bf16x2();
 bool has_winograd();
 bool has_bf16_attention();
 // dx = dy w is gemm() with w packed as transposed.

@@ -4,9 +4,9 @@
 
 namespace fastbert {
 
-// The last two are forms of packed weights. bf16x3: float32 numbers, each as the sum of three bfloat16 numbers. f32_winograd:
-// float32 numbers scaled for Winograd's inner product (gemm_winograd.h).
-enum class DType : int { f32 = 0, bf16 = 1, bf16x3 = 2, f32_winograd = 3 };
+// The last two are forms of packed weights. bf16x2: float32 numbers, each rounded to the sum of two bfloat16 numbers.
+// f32_winograd: float32 numbers scaled for Winograd's inner product (gemm_winograd.h).
+enum class DType : int { f32 = 0, bf16 = 1, bf16x2 = 2, f32_winograd = 3 };
 
 // Static, as vec.h's functions are unnamed: were these shared, the linker might keep the copy that a processor cannot run.
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

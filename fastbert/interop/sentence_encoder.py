@@ -227,6 +227,8 @@ class SentenceEncoder:
             normalize: True scales vectors to length 1 after they are cut to `truncate_dim`; False does not. None
                 follows the encoder's ``normalize``, which is applied before they are cut.
             batch_invariant: whether a sentence's vector has the same bits whatever else is encoded with it.
+                Off, vectors of length 1 may differ by up to 1e-5 from those of float32 products where shorter ones
+                are faster (on AMX, docs/cpu-performance.md).
             show_progress: whether to draw a progress bar on stderr.
 
         Returns:
@@ -255,9 +257,11 @@ class SentenceEncoder:
         places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
         rows = self._tokenize(list(places), prompt)
         skip = 0 if self.include_prompt else self._prompt_length(prompt)
+        has_unit_length = self.normalize if normalize is None else normalize
+        products = ops.products_in_two_parts() if has_unit_length else nullcontext()
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         # The model may have been put into training mode between two calls.
-        with ops.batch_invariant() if batch_invariant else nullcontext(), evaluating(self.model):
+        with ops.batch_invariant() if batch_invariant else nullcontext(), products, evaluating(self.model):
             for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
                 out[members] = self._vectors([rows[i] for i in members], device, normalize, skip)
         return out if len(places) == len(sentences) else out[[places[text] for text in sentences]]

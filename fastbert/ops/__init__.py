@@ -47,6 +47,7 @@ from . import (  # noqa: F401
     _triton_packing,
 )
 from ._cpu_int8 import int8_attention_dtype
+from ._cpu_linear import products_in_two_parts
 from ._dispatch import backend, current_backend, is_fused, served
 from ._double_backward import once_differentiable
 from ._graph_mode import cuda_graphs
@@ -100,6 +101,7 @@ __all__ = [
     "mlp",
     "once_differentiable",
     "pack_int8",
+    "products_in_two_parts",
     "read_mask",
     "recomputation",
     "refuse_variant",

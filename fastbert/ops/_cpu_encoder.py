@@ -193,13 +193,13 @@ def _forward(
     x = _widened(given).contiguous()
     int8, rows = tensors[0].dtype == torch.uint8, x.shape[0]
     form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, rows)
-    parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
+    parts = not int8 and _cpu_linear.two_parts(x.dtype, rows)
     in_graph = held is None
     with _lock:
         if in_graph:
             held = _held.of(tensors[_LAST_MATRIX])
         # Short and long batches may need different forms of the weights; each is packed when it is first needed.
-        packed = held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
+        packed = held.setdefault("cpu, two parts" if parts else "cpu", _Packed())
         native, _copies = packed.native(given, tensors, nheads, eps, approximate, form, in_graph)
     states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1

@@ -3,13 +3,18 @@
 Bfloat16 is always computed here, also in training: without AMX, torch's bfloat16 product is slower than its float32
 product, and it ends the process with an illegal instruction on a processor that announces AMX but has no tiles.
 Float32 without a gradient is computed here for few rows, where reading the weights takes most of the time, and, if
-`torch.set_float32_matmul_precision` asks for less than "highest", for many rows on AMX tiles, in three bfloat16 parts.
+`torch.set_float32_matmul_precision` or `products_in_two_parts` allows it, for many rows on AMX tiles, in two bfloat16
+parts.
 On AMD processors with AVX-512 all float32 is computed here, except the smallest products in training: the library in
 torch reaches 45 to 85 % of our rate, and on Zen 4 and 5 ours is Winograd's inner product, which is faster than
 multiply-adds can be (docs/cpu-performance.md).
 """
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,9 +32,9 @@ FLOAT32_ROWS = 64
 # step and are packed three times in it, which takes longer than it saves in smaller products (docs/LOG.md).
 TRAINING_ROWS, TRAINING_PRODUCTS = 24, 1 << 24
 
-# Further forms of a packed float32 weight (DType in csrc/include/types.h): each number as the sum of three bfloat16
+# Further forms of a packed float32 weight (DType in csrc/include/types.h): each number as the sum of two bfloat16
 # numbers, and numbers scaled for Winograd's inner product.
-_THREE_PARTS = 2
+_TWO_PARTS = 2
 _WINOGRAD = 3
 
 # For each weight {(form, transposed): (`_state` of the weight, packed weight)}.
@@ -43,25 +48,44 @@ def _state(weight: Tensor) -> tuple:
     return version, weight.data_ptr(), weight.stride(0), _native.extension().fingerprint(weight.data_ptr(), span)
 
 
-def three_parts(dtype: torch.dtype, rows: int) -> bool:
-    """Whether float32 products of this many rows are computed on AMX tiles in three bfloat16 parts, as exactly as in
-    float32.
+class _Allowed(threading.local):
+    def __init__(self) -> None:
+        self.depth = 0
 
-    With few rows, reading the weights takes the time, and in three parts they are half as large again.
+
+_allowed = _Allowed()
+
+
+@contextmanager
+def products_in_two_parts() -> Iterator[None]:
+    """Inside the block, this thread's float32 products without a gradient may round each factor to the sum of two
+    bfloat16 numbers where that is faster, as torch's "high" allows everywhere."""
+    _allowed.depth += 1
+    try:
+        yield
+    finally:
+        _allowed.depth -= 1
+
+
+def two_parts(dtype: torch.dtype, rows: int) -> bool:
+    """Whether float32 products of this many rows are computed on AMX tiles, each factor rounded to the sum of two
+    bfloat16 numbers.
+
+    With few rows, reading the weights takes the time, which are as large in two parts as in float32.
     """
     return (
         dtype == torch.float32
         and rows > FLOAT32_ROWS
-        and torch.get_float32_matmul_precision() != "highest"
+        and (_allowed.depth > 0 or torch.get_float32_matmul_precision() != "highest")
         and not _invariant.active()
-        and _native.extension().has_bf16x3()
+        and _native.extension().has_bf16x2()
     )
 
 
 def packed_form(dtype: torch.dtype, rows: int) -> int:
     """Code of the form in which a weight is packed for products with this many rows of float32 or bfloat16."""
-    if three_parts(dtype, rows):
-        return _THREE_PARTS
+    if two_parts(dtype, rows):
+        return _TWO_PARTS
     if dtype == torch.float32:
         return _WINOGRAD if _native.extension().has_winograd() else 0
     return 1
@@ -197,7 +221,7 @@ def _is_quicker(x: Tensor, weight: Tensor, trains: bool, records: bool) -> bool:
         return not trains or (rows >= TRAINING_ROWS and rows * weight.numel() >= TRAINING_PRODUCTS)
     if records:
         return False
-    return three_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx")))
+    return two_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx")))
 
 
 # Float32 in a compiler's graph. The graph serves any number of rows, so the choice is made when it runs.

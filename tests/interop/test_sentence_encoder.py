@@ -8,9 +8,10 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 import torch
+from levels import TILES, at_level
 from tiny_bert import save as save_tiny
 
-from fastbert import SentenceEncoder
+from fastbert import SentenceEncoder, _native
 from fastbert.errors import InputError
 from fastbert.interop.sentence_modules import pool
 
@@ -53,6 +54,20 @@ def st_directory(path, pooling, normalize=False, **sentence):
     (path / "sentence_bert_config.json").write_text(json.dumps(sentence))
     (path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, "tokenizer_class": "BertTokenizer"}))
     return path
+
+
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+def test_vectors_of_length_one_may_be_made_of_shorter_products(encoder):
+    """On AMX's tiles, which the plain C++ of a level stands in for; others and batch-invariant ones are float32's."""
+    texts = [f"{number} more words, and then a full stop." for number in range(10)]
+    options = {"unit": {}, "raw": {"normalize": False}, "invariant": {"batch_invariant": True}}
+    plain = {name: encoder.encode(texts, **given) for name, given in options.items()}
+    with at_level(TILES):
+        tiles = {name: encoder.encode(texts, **given) for name, given in options.items()}
+    differences = {name: np.abs(tiles[name] - plain[name]).max() for name in options}
+    assert 5e-7 < differences["unit"] <= 1e-5
+    assert differences["raw"] <= 2e-6  # of elements up to 2
+    assert differences["invariant"] <= 3e-7
 
 
 def test_minilm_agrees_with_sentence_transformers(minilm, encoder):

@@ -13,7 +13,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from close import assert_close
-from gemm_calls import CODE, DTYPES, SHAPES, check_by_the_rule, draws, gemm, guarded, pack, strided, truth
+from gemm_calls import (
+    CODE,
+    DTYPES,
+    SHAPES,
+    check_by_the_rule,
+    draws,
+    gemm,
+    guarded,
+    linear_in_two_parts,
+    pack,
+    strided,
+    truth,
+    two_parts,
+)
 from levels import ALL_LEVELS, TILES, at_level, threads
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -24,7 +37,7 @@ from fastbert.ops import _cpu_linear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
-THREE_PARTS = 2
+TWO_PARTS = 2
 
 
 @pytest.fixture(params=ALL_LEVELS)
@@ -237,42 +250,48 @@ def tiles():
     _native.extension().set_isa(before)
 
 
-def in_three_parts(a, w, out, *epilogue):
-    gemm(a, pack(w, torch.float32, form=THREE_PARTS), w.shape[0], out, *epilogue, form=THREE_PARTS)
+def in_two_parts(a, w, out, *epilogue):
+    gemm(a, pack(w, torch.float32, form=TWO_PARTS), w.shape[0], out, *epilogue, form=TWO_PARTS)
     return out
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (33, 40, 768)])
 @pytest.mark.parametrize(("activation", "extras"), [("none", False), ("gelu", True)])
-def test_float32_in_three_parts(tiles, shape, activation, extras):
-    """By the rule of float32, although every product is one of bfloat16 numbers."""
-    check_by_the_rule(in_three_parts, shape, activation, extras, "three parts")
+def test_float32_in_two_parts(tiles, shape, activation, extras):
+    """By the rule, with the three products of rounded parts, added up in float32, as the reference."""
+    check_by_the_rule(in_two_parts, shape, activation, extras, "two parts", linear_in_two_parts)
 
 
-def test_three_parts_of_any_float32(tiles):
-    """They add up to the number, also next to the largest; what is not finite stays in its row and column."""
+def test_two_parts_of_any_float32(tiles):
+    """Each is rounded, also in a tie; next to the largest, where that would overflow, the first part is cut off.
+    What is not finite stays in its row and column."""
     a, w = torch.randn(20, 50) * torch.logspace(-30, 30, 20)[:, None], torch.randn(17, 50)
-    a[3, 7] = torch.finfo(torch.float32).max
-    w[:, 7] *= 1e-3
-    assert_close(in_three_parts(a, w, torch.empty(20, 17)).double().float(), a.double() @ w.double().t(), a @ w.t())
-    packed = pack(w, torch.float32, form=THREE_PARTS).view(torch.bfloat16).view(3, 2, 32, 16, 2)  # panels, pairs of k
-    assert torch.equal(packed.double().sum(0)[0, :25].transpose(1, 2).reshape(50, 16).t(), w[:16].double())
-    expected = in_three_parts(a, w, torch.empty(20, 17))
+    w[:16, 3] = 1 + torch.arange(16) / 256
+    packed = pack(w, torch.float32, form=TWO_PARTS).view(torch.bfloat16).view(2, 2, 32, 16, 2)  # panels, pairs of k
+    for part, expected in zip(packed.float(), two_parts(w), strict=True):
+        assert torch.equal(part[0, :25].transpose(1, 2).reshape(50, 16).t(), expected[:16])
+    limit = 2.0**-16 * (a.double().abs() @ w.double().abs().t())
+    assert ((in_two_parts(a, w, torch.empty(20, 17)).double() - a.double() @ w.double().t()).abs() <= limit).all()
+    largest = torch.full((1, 1), torch.finfo(torch.float32).max)
+    for sign in (1, -1):
+        got = in_two_parts(sign * largest, torch.full((1, 1), 0.5), torch.empty(1, 1))
+        torch.testing.assert_close(got, sign * 0.5 * largest, rtol=2.0**-16, atol=0)
+    expected = in_two_parts(a, w, torch.empty(20, 17))
     for strange in (float("nan"), float("inf"), float("-inf")):
         spoilt = a.clone()
         spoilt[5, 2] = strange
-        out = in_three_parts(spoilt, w, torch.empty(20, 17))
+        out = in_two_parts(spoilt, w, torch.empty(20, 17))
         assert not out[5].isfinite().any()
         assert out[5].isnan().all() or not math.isnan(strange)
         out[5] = expected[5]
         assert torch.equal(out, expected)
 
 
-def test_three_parts_are_multiplied_on_tiles_alone(level):
-    assert _native.extension().has_bf16x3() == level.startswith("amx")
+def test_two_parts_are_multiplied_on_tiles_alone(level):
+    assert _native.extension().has_bf16x2() == level.startswith("amx")
     if not level.startswith("amx"):
         with pytest.raises(ValueError, match="no tiles"):
-            in_three_parts(torch.randn(2, 3), torch.randn(4, 3), torch.empty(2, 4))
+            in_two_parts(torch.randn(2, 3), torch.randn(4, 3), torch.empty(2, 4))
 
 
 @pytest.fixture
@@ -283,25 +302,32 @@ def high():
     torch.set_float32_matmul_precision(before)
 
 
-def test_torchs_own_switch_chooses_three_parts(tiles, high, monkeypatch):
-    """`torch.set_float32_matmul_precision("high")`: many rows without a gradient."""
+def test_torchs_own_switch_or_ours_chooses_two_parts(tiles, high, monkeypatch):
+    """`torch.set_float32_matmul_precision("high")`: many rows without a gradient; or a block of one thread."""
     forms = []
     true = _cpu_linear.packed_weight
     monkeypatch.setattr(_cpu_linear, "packed_weight", lambda w, form, *rest: forms.append(form) or true(w, form, *rest))
     x, weight, bias = torch.randn(80, 40), torch.randn(48, 40), torch.randn(48)
-    same = torch.nn.functional.linear(x, weight, bias)
+    same = linear_in_two_parts(x, weight, bias)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     with ops.backend("cpu"):
         assert_close(ops.linear(x, weight, bias), exact, same)
-        assert forms.pop() == THREE_PARTS
+        assert forms.pop() == TWO_PARTS
         ops.linear(x[:20], weight, bias)  # few rows: what takes time is reading the weights
         torch.set_float32_matmul_precision("highest")
         ops.linear(x, weight, bias)
+        with ops.products_in_two_parts():
+            assert_close(ops.linear(x, weight, bias), exact, same)
+            assert forms.pop() == TWO_PARTS
+            with ThreadPoolExecutor(1) as pool:  # of this thread alone
+                pool.submit(ops.linear, x, weight, bias).result()
+            with fastbert.batch_invariant():
+                ops.linear(x, weight, bias)
         torch.set_float32_matmul_precision("high")
         ops.linear(x, weight.clone().requires_grad_(), bias)
         with fastbert.batch_invariant():
             ops.linear(x, weight, bias)
-    assert THREE_PARTS not in forms
+    assert TWO_PARTS not in forms
 
 
 def test_two_python_threads(level):

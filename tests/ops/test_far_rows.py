@@ -58,7 +58,7 @@ def forms(dtype):
     if dtype == torch.bfloat16:
         return [CODE[dtype]]
     extension = _native.extension()
-    return [CODE[dtype], *[2] * extension.has_bf16x3(), *[3] * extension.has_winograd()]
+    return [CODE[dtype], *[2] * extension.has_bf16x2(), *[3] * extension.has_winograd()]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
