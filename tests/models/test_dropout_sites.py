@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 from watched_key import Watched
 
 import fastbert
@@ -53,6 +55,38 @@ def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
     assert rng.current() != key
     assert Counter(p for p, _ in key.asked) == shares
     assert len({site for _, site in key.asked}) == len(key.asked)
+
+
+@dataclass(frozen=True)
+class _AllBut(rng.DropoutKey):
+    left_out: int = -1
+
+    def site(self, p, site):
+        return None if site == self.left_out else super().site(p, site)
+
+
+class _Norm(nn.LayerNorm):
+    """One that is called, whatever it computes."""
+
+
+@pytest.mark.parametrize("own_norms", [False, True])
+def test_every_dropout_drops(own_norms):
+    model, watched = classifier(attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.3).train(), Watched(3, 1)
+    for module in model.modules():
+        if own_norms and hasattr(module, "LayerNorm"):
+            module.LayerNorm = _Norm(8)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_()
+
+    def logits(key):
+        with rng.use(key):
+            return model(PackedBatch.from_sequences([range(5, 17), range(3, 9)])).logits
+
+    every = logits(watched)
+    for _, site in watched.asked:
+        assert not torch.allclose(logits(_AllBut(3, 1, left_out=site)), every), site
+    assert torch.equal(logits(_AllBut(3, 1)), every)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from tiny_gpt import KINDS, SIZES, ids, theirs
+from torch import nn
 
 import fastbert
 from fastbert import PackedBatch
@@ -48,6 +50,17 @@ def test_logits_and_gradients_are_those_of_transformers(directories, kind, backe
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("room", "function"), [(F, "layer_norm"), (nn.Embedding, "forward")], ids=["norm", "table"])
+def test_what_torch_computes_modules_by_may_be_replaced(directories, kind, room, function, monkeypatch):
+    reference, model = theirs(kind), GPTForPreTraining.from_pretrained(directories / kind).eval()
+    before, torchs = model(ids(3, 13)).logits, getattr(room, function)
+    monkeypatch.setattr(room, function, lambda *inputs, **options: torchs(*inputs, **options).clamp(max=0.2))
+    expected, got = reference(ids(3, 13)).logits, model(ids(3, 13)).logits
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(got, before, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -55,8 +55,11 @@ def test_there_and_back_through_transformers_bit_for_bit(name, tmp_path):
 @hf.every_class
 def test_parts_and_sizes_are_those_of_transformers(name):
     theirs, ours = hf.pair(name)
+    for model in (ours, theirs):
+        getattr(model, "bert", model).encoder.layer[1].requires_grad_(False)
     assert ours.num_parameters() == theirs.num_parameters()
     assert ours.num_parameters(exclude_embeddings=True) == ours.num_parameters() - hf.VOCAB * 32
+    assert ours.num_parameters(only_trainable=True) == theirs.num_parameters(only_trainable=True)
     assert ours.base_model_prefix == theirs.base_model_prefix
     assert set(ours._no_split_modules) == {"BertEmbeddings", "BertLayer"}
     kinds = {type(module).__name__ for module in ours.modules()}

@@ -48,13 +48,23 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DROPOUT = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
 
 
+class _Norm(torch.nn.LayerNorm):
+    """One that is called, whatever it computes."""
+
+
 @pytest.mark.parametrize("cls", [BertForPreTraining, BertForMaskedLM])
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("dropout", [NO_DROPOUT, DROPOUT])
-def test_losses_and_gradients_are_the_same(cls, recompute, dropout):
+@pytest.mark.parametrize(
+    ("dropout", "own_norm"),
+    [(NO_DROPOUT, False), (DROPOUT, False), (DROPOUT, True)],
+    ids=["none", "dropout", "own norm"],
+)
+def test_losses_and_gradients_are_the_same(cls, recompute, dropout, own_norm):
     results = {}
     for which in ("all", "needed"):
         model = make(cls, **dropout)
+        if own_norm:
+            model.bert.encoder.layer[-1].output.LayerNorm = _Norm(24, dtype=torch.float64)
         model.last_layer = which
         if recompute:
             model.gradient_checkpointing_enable()
@@ -219,18 +229,16 @@ def test_states_that_are_asked_for_are_of_all_tokens():
     assert [len(state) for state in model(packed, **given).hidden_states] == [33] * 3
 
 
-class BatchNorm(torch.nn.BatchNorm1d):
-    """In the place of a LayerNorm: what it makes of a token depends on the others."""
-
-    def __init__(self, norm: torch.nn.LayerNorm) -> None:
-        super().__init__(norm.weight.numel(), dtype=torch.float64)
+PARTS = ("attention", "intermediate", "output", "attention.output", "output.LayerNorm", "attention.output.LayerNorm")
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_module_of_ones_own_sees_all_tokens(monkeypatch, training):
+@pytest.mark.parametrize("place", ["", *PARTS], ids=["the layer", *PARTS])
+def test_a_module_of_ones_own_sees_all_tokens(monkeypatch, training, place):
+    """What it makes of a token may depend on the others, as a batch normalisation's result does."""
     model, given, packed, _ = pooled_only(BertForSequenceClassification)
-    last = model.bert.encoder.layer[-1]
     rows = rows_of_the_last_layer(monkeypatch)
-    last.output.LayerNorm = BatchNorm(last.output.LayerNorm)
+    module = model.bert.encoder.layer[-1].get_submodule(place)
+    module.__class__ = type("Own", (type(module),), {})
     model.train(training)(packed, **given)
     assert rows == [33, 33]

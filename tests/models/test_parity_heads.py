@@ -196,7 +196,8 @@ def test_whole_numbers_for_one_output_are_regression():
 def test_multiple_choice(mask_name, dtype):
     theirs, ours = hf.pair("BertForMultipleChoice", dtype)
     mask = hf.masks()[mask_name]
-    shaped = {name: x.view(2, 2, hf.LENGTH) for name, x in hf.inputs().items()}
+    positions = {"position_ids": torch.arange(hf.LENGTH).flip(0).repeat(4, 1)}
+    shaped = {name: x.view(2, 2, hf.LENGTH) for name, x in (hf.inputs() | positions).items()}
     mask = None if mask is None else mask.view(2, 2, hf.LENGTH)
     labels = torch.tensor([1, 0])
     expected = theirs(**shaped, attention_mask=mask, labels=labels)

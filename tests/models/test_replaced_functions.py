@@ -9,14 +9,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastbert
+from fastbert.modules import hooks
+
+CLASSES = (nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("room", "function"),
-    [(F, "linear"), (F, "layer_norm"), (F, "embedding"), *((c, "forward") for c in (nn.Linear, nn.LayerNorm))],
-    ids=["linear", "layer_norm", "embedding", "of Linear", "of LayerNorm"],
+    [(F, "linear"), (F, "layer_norm"), (F, "embedding"), *((c, "forward") for c in CLASSES)],
+    ids=["linear", "layer_norm", "embedding", *(f"of {c.__name__}" for c in CLASSES)],
 )
 def test_what_torch_computes_modules_by_may_be_replaced(name, training, room, function, monkeypatch):
     theirs, ours = (model.train(training) for model in hf.pair(name))
@@ -36,6 +39,12 @@ def test_what_torch_computes_modules_by_may_be_replaced(name, training, room, fu
         assert not torch.allclose(x, plain, atol=1e-3)
     monkeypatch.undo()
     assert all(torch.equal(x, y) for x, y in zip(states(ours), before, strict=True))
+
+
+@pytest.mark.parametrize(("module", "someones"), [("deepspeed.runtime.zero.linear", False), ("deepspeedy", True)])
+def test_what_deepspeed_puts_in_the_place_of_linear_computes_the_same(module, someones):
+    linear = eval("lambda *inputs: linear(*inputs)", {"__name__": module, "linear": F.linear})
+    assert hooks.is_someones(linear) == someones
 
 
 def test_a_function_replaced_around_an_encoder_in_another_model(monkeypatch):
