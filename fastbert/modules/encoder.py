@@ -73,7 +73,7 @@ class BertEncoder(nn.Module):
             key: of dropout; None in evaluation.
             keep_states: whether all hidden states are returned.
             rows: (R,) int64, the tokens whose last hidden state is needed, or None for all; for the others the last
-                layer computes nothing beyond its attention.
+                layer computes nothing beyond its attention. Not with ``keep_states``, which is of all tokens.
             show: maps a state (T, H) to the tensor that is returned to the caller and to the tokens (T, H) that the
                 next layer reads, so that gradients with respect to the returned tensor are defined; None for the state
                 itself.
@@ -111,8 +111,6 @@ class BertEncoder(nn.Module):
             if not shows:
                 states += after if show is None else [show(state)[0] for state in after]
             x = after[-1]
-            if rows is not None and keep_states and count == len(self.layer):
-                x = x.index_select(0, rows)
         attentions: list[Tensor | None] = [None] * count
         for number, layer in enumerate(list(self.layer)[count:], count + 1):
             wanted = rows if number == len(self.layer) else None

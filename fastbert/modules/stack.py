@@ -54,7 +54,7 @@ def run_stack(
 
     Args:
         rows: (R,) int64, the tokens whose last state is needed; None for all. On a GPU the last layer is then left to
-            the caller. On a CPU the last state is (R, H), unless ``keep_states`` asks for whole states.
+            the caller. On a CPU the last state is (R, H).
         between: in a recorded pass, called with the state after each layer; the next layer reads what it returns.
 
     Returns:
@@ -91,7 +91,7 @@ def run_stack(
         bias=layout.bias,
         dropouts=None if key is None else [module.dropouts(key) for module in modules],
         between=between,
-        rows=rows if on_cpu and not keep_states else None,
+        rows=rows if on_cpu else None,
     )
     return None if states is None else (len(layers), states)
 
