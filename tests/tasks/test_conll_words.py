@@ -213,6 +213,7 @@ def test_numbers_of_sentences_are_no_words(tmp_path, header, between, predicting
     rows = [(("EU", "says", "no"), ("B-ORG", "O", "O")), (("We", "say", "yes"), ("O", "O", "O"))]
     assert read(tmp_path / "g.tsv", mended(path, str(refused.value))) == rows
     # Words come again too.
+    assert len(read(path, "no\tX\tO\nno\tX\tO\nno\tX\tO\n.\tX\tO\n")) == 1
     assert len(read(path, "no\tX\tO\nno\tX\tO\nno\tX\tO\nno\tX\tO\nEU\tX\tB-ORG\nis\tX\tO\n.\tX\tO\n")) == 1
 
 
