@@ -218,6 +218,18 @@ def test_the_module_takes_the_one_call(calls):
     assert len(calls) == 2
 
 
+def test_a_layer_that_comes_twice(calls):
+    """Its weights are packed once, as those of ALBERT are, whose layers come in order."""
+    encoder = small_encoder()
+    encoder.layer[2] = encoder.layer[0]
+    given = batch()
+    with fastbert.backend("cpu"):
+        ours = run(encoder, *given)
+    with fastbert.backend("reference"):
+        torch.testing.assert_close(ours, run(encoder, *given))
+    assert calls == [1]
+
+
 def test_a_padded_batch_too(calls):
     encoder = small_encoder()
     x, mask = torch.randn(3, 9, 96), torch.ones(3, 9, dtype=torch.int64)

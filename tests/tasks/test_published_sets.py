@@ -76,7 +76,7 @@ def test_stories_of_mctest(tmp_path):
     assert len(rows) == 8
     (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\nD\tD\tD\tA\n")
     assert "".join(row.label for row in task.read(path)) == "01233330"
-    path.write_text(LINE + LINE.replace("\tone: Who?", "") + LINE)
+    path.write_text(LINE.replace("one:", "multiple:") + LINE.replace("\tone: Who?", "") + LINE)
     (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\n" * 3)
     with pytest.raises(DataError, match=r"mc160\.dev\.tsv, line 2: expected MCTest's 23 tab-separated columns, got 22"):
         task.read(path)

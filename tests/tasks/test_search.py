@@ -115,9 +115,15 @@ def test_of_trials_that_are_equally_good_the_first_is_the_best(directory, tmp_pa
     task, tokenizer = registry.get("sst2"), fastbert.load_tokenizer(directory)
     configs = SearchConfig(grid=True, grid_batch_sizes=(16,), grid_lrs=(3e-12, 1e-12, 2e-12), grid_epochs=(1,))
     configs = configs.trials(config())
-    given = [lambda: task.model(directory), tokenizer, rows_of(32, 1), rows_of(20, 2), configs]
+    settings = task.model(directory).config
+
+    def made() -> fastbert.BertForSequenceClassification:
+        """A model that has no files of a tokenizer."""
+        return fastbert.BertForSequenceClassification(settings)
+
     torch.manual_seed(configs[0].seed)
-    result, _ = search(task, task.model(directory), *given, out=tmp_path / "run")
+    result, _ = search(task, made(), made, tokenizer, rows_of(32, 1), rows_of(20, 2), configs, out=tmp_path / "run")
+    assert fastbert.load_tokenizer(tmp_path / "run" / "model").to_str() == tokenizer.to_str()
     assert len({line["accuracy"] for line in result.trials}) == 1
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["lr"] == 3e-12
     assert [line[0] for line in trials_table(result.trials, task.metrics)[1:]] == [1, 2, 3]
