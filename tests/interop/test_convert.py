@@ -496,10 +496,12 @@ def test_what_ends_in_the_middle_leaves_nothing(tmp_path, monkeypatch, capsys, f
     assert not out.parent.exists()
 
 
-def test_a_pickle_that_does_not_fit_on_the_disk(tmp_path, capsys):
+@pytest.mark.parametrize("limit", [2_000, 20_000])
+def test_a_pickle_that_does_not_fit_on_the_disk(tmp_path, capsys, limit):
+    """With the smaller one torch raises an error of its own, with the larger one the file does."""
     source = _saved(_theirs(), tmp_path / "source")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # a write fails as on a full disk, with another word
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # a write fails as on a full disk, with another word
     try:
         assert main(["convert", str(source), str(tmp_path / "out"), "--to", "pickle"]) == 2
     finally:

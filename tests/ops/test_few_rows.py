@@ -122,6 +122,23 @@ def test_the_same_bits(level, kind, dtype, count):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("beta", "size"), [(0.0, 1.0), (0.9, 1e-30)], ids=["the first", "the second"])
+def test_one_moment_is_zero_and_the_other_fades(level, beta, size):
+    """The square of 1e-30 is zero in float32."""
+    parameter = table()
+    optimizer = optim.AdamW([parameter], lr=0.01, betas=(beta, 0.999))
+    with at_level(level), ops.backend("cpu"):
+        for row in (0, ROWS - 1, ROWS - 1):
+            parameter.grad = None
+            _in_place.add_rows(parameter, torch.tensor([row]), torch.full((1, COLUMNS), size), -1)
+            optimizer.step()
+    wanted = {"exp_avg": (1 - beta) * beta**2 * size, "exp_avg_sq": 0.001 * 0.999**2 * size**2}
+    for name, number in wanted.items():
+        found = optimizer.state[parameter][name][0]
+        torch.testing.assert_close(found, torch.full((COLUMNS,), number), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_other_chunks_are_not_read(level):
     parameter = table()
     add(parameter, [0])
