@@ -152,8 +152,8 @@ def _reference(
 
 
 def chosen_rows(states: list[Tensor], rows: Tensor | None) -> list[Tensor]:
-    """The states, with only these rows of the last one; all rows for None."""
-    return states if rows is None else [*states[:-1], states[-1].index_select(0, rows)]
+    """The states; with ``rows`` there is only the last one, of which these rows are taken."""
+    return states if rows is None else [states[0].index_select(0, rows)]
 
 
 def encoder(

@@ -126,6 +126,11 @@ PUBLISHED = {
         ("Q?", "(A)a", "(B)b"),
         "0",
     ),
+    "a passage of a blank": (
+        {"passage": " ", "question": "Q", "choices": ["a", "b"], "answer": 1},
+        ("Q", "a", "b"),
+        "1",
+    ),
     "Story Cloze": (CLOZE | {"AnswerRightEnding": 1}, ("S1. S2. S3. S4.", "E1.", "E2."), "0"),
     "XStoryCloze": (
         {f"input_sentence_{i}": f"S{i}." for i in range(1, 5)}
