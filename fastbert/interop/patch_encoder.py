@@ -40,4 +40,7 @@ class EncoderPass(Pass):
 def _is_collecting() -> bool:
     """Whether a model of transformers 5 that is being called wants what its modules return, by hooks on them."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
-    return capturing is not None and bool(capturing._active_collector.get())
+    if capturing is None:
+        return False
+    collector = getattr(capturing, "_active_collector", None)  # not a public name
+    return collector is None or bool(collector.get())

@@ -55,11 +55,10 @@ def _ready(kind, dtype, mask="prefix"):
 @pytest.mark.parametrize("room", ENCODERS)
 @pytest.mark.parametrize(
     ("attention", "kind"),
-    [("sdpa", "bool"), ("sdpa", "square"), ("eager", "least"), (None, "tenthousand"), ("eager", "none")],
+    [("sdpa", "bool"), ("sdpa", "square"), ("eager", "least"), ("eager", "tenthousand"), ("eager", "none")],
 )
 def test_states_and_gradients(room, attention, kind, only_ours):
-    changes = {} if attention is None else {"attn_implementation": attention}
-    theirs, ours = _encoder(room, torch.float64, **changes)
+    theirs, ours = _encoder(room, torch.float64, attn_implementation=attention)
     mask = None if kind == "none" else _ready(kind, torch.float64)
     keep = hf.kept_tokens(None if kind == "none" else hf.masks()["prefix"])
     weights = _states(torch.float64, 3)[keep]
@@ -109,11 +108,26 @@ def test_a_bias_that_each_head_adds_to_its_scores(only_ours):
     ],
 )
 def test_what_transformers_reads_otherwise_is_its_own_affair(given, said):
-    theirs, ours = _encoder()  # without the name of an attention, which is the eager one
-    with torch.no_grad():
-        assert torch.equal(ours(_states(), **given())[0], theirs(_states(), **given())[0])
+    theirs, ours = _encoder(attn_implementation="eager")
     with fastbert.batch_invariant(), pytest.raises(BackendError, match=said):
         ours(_states(), **given())
+    with torch.no_grad():
+        try:
+            wanted = theirs(_states(), **given())[0]
+        except IndexError:
+            pytest.skip("this version of transformers takes four dimensions alone")
+        assert torch.equal(ours(_states(), **given())[0], wanted)
+
+
+def test_a_configuration_that_names_no_attention_has_the_eager_one():
+    theirs, ours = _encoder()
+    given = _states(), _ready("bool", torch.float32)
+    with torch.no_grad():
+        try:
+            wanted = theirs(*given)[0]
+        except KeyError:
+            pytest.skip("this version of transformers wants a name")
+        assert torch.equal(ours(*given)[0], wanted)
 
 
 @pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
