@@ -30,7 +30,10 @@ def _encoder(room="bert", dtype=torch.float32, **changes):
     torch.manual_seed(1)
     module = importlib.import_module(f"transformers.models.{room}.modeling_{room}")
     config = hf.hf_config(**changes)
-    theirs = getattr(module, ENCODERS[room])(config).to(dtype).eval()
+    try:
+        theirs = getattr(module, ENCODERS[room])(config).to(dtype).eval()
+    except KeyError as error:
+        pytest.skip(f"this version of transformers has no attention {error} there")
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (1 if parameter.dim() == 1 else 0))
