@@ -58,6 +58,8 @@ MANY_BEHIND = 0.1
 # The characters that a worker gets at a time: enough to hide the transfer, few enough that several batches are small.
 BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
+# With fewer sentences a document, of so many documents, a model would learn to call every second sentence random.
+FEW_SENTENCES, MANY_DOCUMENTS = 1.5, 10
 # With less text, starting a second process takes longer than it saves.
 _SERIAL_CHARS = 4 * BATCH_CHARS
 
@@ -168,6 +170,16 @@ def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
             "%s: 1 document is held out, of which no pairs of sentences can be made: hold out more, or pre-train with "
             "--samples.no-nsp",
             out,
+        )
+    documents, sentences = (sum(count[n] for count in manifest.counts.values()) for n in ("documents", "sentences"))
+    if has_pairs and documents >= MANY_DOCUMENTS and sentences < FEW_SENTENCES * documents:
+        _log.warning(
+            "%s: %s in %d documents: nearly all pairs would have a random second sentence. Is a row, or a text between "
+            "blank lines, only a sentence of a longer text? (lines without blank lines between them are one document; "
+            "--samples.no-nsp of pretrain makes no pairs)",
+            out,
+            counted(sentences, "sentence"),
+            documents,
         )
     tokens = sum(count["tokens"] for count in manifest.counts.values())
     unknown = manifest.unknown_tokens / tokens
