@@ -32,6 +32,9 @@ MAX_DOCUMENT_CHARS = 4 << 20
 # Tables of columns, which are not read: as text, their ids and labels would be text too.
 _TABLES = (".csv", ".tsv")
 
+# Lengths of lines that were broken to fit a page, and how many lines are looked at for them.
+_WRAPPED, _LOOKED_AT = range(50, 91), 100
+
 # Updating a progress bar for every line would take longer than reading.
 _REPORT_BYTES = 1 << 18
 
@@ -98,6 +101,24 @@ def read_raw_documents(
     if empty:
         names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise DataError(f"{names}: expected text, got an empty corpus ({counted(len(files), 'file')})")
+
+
+def told_if_wrapped(documents: Iterable[RawDocument]) -> Iterator[RawDocument]:
+    """Yields the documents; warns if most of the first lines end within a sentence, since they were broken to fit a
+    page, as in e-books."""
+    lines = wrapped = 0
+    for document in documents:
+        if lines < _LOOKED_AT:
+            for line, following in itertools.pairwise(document.lines[:_LOOKED_AT]):
+                lines += 1
+                wrapped += len(line) in _WRAPPED and line[-1] not in ".!?:;" and following[0].islower()
+            if lines >= _LOOKED_AT and 2 * wrapped > lines:
+                _log.warning(
+                    "%s: most lines end within a sentence, as in e-books, and each would be one: expected a whole "
+                    "sentence or paragraph in a line",
+                    document.name,
+                )
+        yield document
 
 
 def _documents(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[RawDocument]:

@@ -30,7 +30,7 @@ from ..hardware import MOST_PROCESSES, num_cores
 from ..processes import WorkerDied, Workers
 from ..wording import counted
 from . import bpe
-from .corpus import Document, RawDocument, corpus_files, read_raw_documents
+from .corpus import Document, RawDocument, corpus_files, read_raw_documents, told_if_wrapped
 from .encode import (
     EncodedDocuments,
     Job,
@@ -237,7 +237,7 @@ def _raw(corpus, errors: str, progress, vocab) -> Iterator[RawDocument | Documen
         raise DataError("corpus: expected at least one file or document, got none")
     items = itertools.chain([first], corpus)
     if isinstance(first, (str, Path)):
-        return read_raw_documents(corpus_files(items, vocab), errors, progress)
+        return told_if_wrapped(read_raw_documents(corpus_files(items, vocab), errors, progress))
     return _given(items, progress)
 
 

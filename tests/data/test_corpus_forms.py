@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -99,3 +100,15 @@ def test_documents_of_one_sentence_make_no_pairs(tmp_path, caplog, blank, warned
     vocab.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "book", "."]) + "\n")
     prepare([text], vocab, tmp_path / "data")
     assert ("11 sentences in 10 documents: nearly all pairs" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("width", [72, 10_000])
+def test_lines_that_were_broken_to_fit_a_page_are_told_of(tmp_path, caplog, width):
+    """Each would be a sentence, and each paragraph a document."""
+    paragraph = "a book and a very long text of more than one line " * 8 + "."
+    text, vocab = tmp_path / "a.txt", tmp_path / "vocab.txt"
+    text.write_text("\n\n".join(textwrap.fill(paragraph, width) + "\nA book ." for _ in range(100)))
+    vocab.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *set(paragraph.split())]) + "\n")
+    prepare([text], vocab, tmp_path / "data")
+    found = [message for message in caplog.messages if message.startswith(f"{text}:")]
+    assert ["most lines end within a sentence" in message for message in found] == [True] * (width == 72)
