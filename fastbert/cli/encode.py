@@ -49,8 +49,8 @@ def run(args: Encode) -> None:
     from ..result_files import check_writable, write_npy
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
-    from ..tasks.files import read_lines
     from ..tasks.trained import model_directory
+    from ..tasks.typed import text_lines
     from ._progress import progress
 
     check_writable(args.out, args.file)
@@ -61,7 +61,7 @@ def run(args: Encode) -> None:
         directory, precision=args.precision, pooling=args.pooling, normalize=normalize
     )
     options = {name: getattr(args, name) for name in ("prompt_name", "prompt", "token_budget", "batch_invariant")}
-    texts = (text for _, text in read_lines(args.file))
+    texts = (text for _, text in text_lines(args.file))
     with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
         for window in windows(texts):
             vectors.append(encoder.encode(window, **options))

@@ -47,8 +47,8 @@ def run(args: Extract) -> None:
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
     from ..tasks.features import token_features
-    from ..tasks.files import read_lines
     from ..tasks.trained import model_directory
+    from ..tasks.typed import text_lines
     from ._progress import progress
 
     features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
@@ -57,7 +57,7 @@ def run(args: Extract) -> None:
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
     model = load_encoder(directory).to(hardware.default_device())
-    texts = (_text_or_pair(line) for _, line in read_lines(args.file))
+    texts = (_text_or_pair(line) for _, line in text_lines(args.file))
     options = {"truncate": args.truncate, "name": called(args.file)}
     with (
         removed_on_sigterm(),

@@ -36,9 +36,9 @@ def run(args: FillMask) -> None:
     """Fills every mask of every text."""
     from .. import BertForMaskedLM, load_tokenizer
     from ..errors import DataError, InputError
-    from ..tasks.files import read_lines
     from ..tasks.fill_mask import fill_mask
     from ..tasks.trained import load_trained, model_directory
+    from ..tasks.typed import text_lines
 
     if not args.texts:
         raise InputError("expected a text with [MASK], got none")
@@ -50,7 +50,7 @@ def run(args: FillMask) -> None:
         return fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate)
 
     if args.texts == ["-"]:
-        for number, text in read_lines("-"):
+        for number, text in text_lines("-"):
             if text.strip():
                 try:
                     _show(text, answer(text), args.json)

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..parquet_files import SUFFIXES as PARQUET
 from ..parquet_files import opened_parquet
 from ..text_files import binary_lines, check_text_file, opened, without_gz
 from ..wording import counted
+from .corpus_forms import WIKI_KEYS, lines_of_rows, plain_lines, unescaped
 from .sentences import segment_lines
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ MAX_LINE_BYTES = 16 << 20
 # A longer run of lines without a blank line is cut into several documents, so that memory stays bounded.
 MAX_DOCUMENT_CHARS = 4 << 20
 
+# Tables of columns, which are not read: as text, their ids and labels would be text too.
+_TABLES = (".csv", ".tsv")
+
+# Lengths of lines that were broken to fit a page, and how many lines are looked at for them.
+_WRAPPED, _LOOKED_AT = range(50, 91), 100
+
 # Updating a progress bar for every line would take longer than reading.
 _REPORT_BYTES = 1 << 18
 
@@ -37,11 +43,6 @@ _TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl", *PARQUET)
 _FIELDS = ("text", "content", "raw_content")
 # How many rows of Parquet are in memory at a time.
 _ROWS = 64
-# The line with which WikiExtractor begins an article.
-_ARTICLE = re.compile(r'<doc id="\d+" .*\btitle="(?P<title>.*)">')
-
-# WikiText's titles, and the headings within its articles.
-_TITLE, _HEADING = re.compile("= [^=].* ="), re.compile("= = .* = =")
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,16 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
 
     Args:
         paths: files or directories (see `corpus_files`). Plain text has a sentence or a paragraph in each line and
-            blank lines between documents, or is in the format of WikiExtractor or WikiText. ``.jsonl`` (``.ndjson``)
-            has an object with a string ``text``, which is a document, in each line; so may ``.json`` and files named as
-            text. Both may be compressed as ``.gz``. ``.parquet`` has a column ``text``.
+            blank lines between documents, or one of the forms in `corpus_forms`. ``.jsonl`` (``.ndjson``) has an object
+            with a string ``text``, which is a document, in each line; so may ``.json`` and files named as text. Both
+            may be compressed as ``.gz``. ``.parquet`` has a column ``text``.
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
         DataError: there is no text; a file is binary, in UTF-16, or compressed but not named ``.gz``; it has invalid
             UTF-8, a line over 16 MiB or an invalid row (the message names file and line); or gzip data or a Parquet
             file are damaged.
-        InputError: a path does not exist, or there is a Parquet file but no pyarrow.
+        InputError: a path does not exist or is a table, or there is a Parquet file but no pyarrow.
     """
     for raw in read_raw_documents(paths, errors):
         yield Document(raw.name, segment_lines(raw.lines))
@@ -102,14 +103,34 @@ def read_raw_documents(
         raise DataError(f"{names}: expected text, got an empty corpus ({counted(len(files), 'file')})")
 
 
+def told_if_wrapped(documents: Iterable[RawDocument]) -> Iterator[RawDocument]:
+    """Yields the documents; warns if most of the first lines end within a sentence, since they were broken to fit a
+    page, as in e-books."""
+    lines = wrapped = 0
+    for document in documents:
+        if lines < _LOOKED_AT:
+            for line, following in itertools.pairwise(document.lines[:_LOOKED_AT]):
+                lines += 1
+                wrapped += len(line) in _WRAPPED and line[-1] not in ".!?:;" and following[0].islower()
+            if lines >= _LOOKED_AT and 2 * wrapped > lines:
+                _log.warning(
+                    "%s: most lines end within a sentence, as in e-books, and each would be one: expected a whole "
+                    "sentence or paragraph in a line",
+                    document.name,
+                )
+        yield document
+
+
 def _documents(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[RawDocument]:
     kind = kind_of(path)
     if kind in PARQUET:
-        return _parquet_documents(path, errors, on_bytes)
+        return _documents_of_rows(path, _parquet_rows(path, errors, on_bytes))
     lines = _read_lines(path, errors, on_bytes)
     first = list(itertools.islice(lines, 1))
-    is_rows = kind == ".jsonl" or any(_is_row(line) for _, line in first)
-    return (_jsonl_documents if is_rows else _text_documents)(path, itertools.chain(first, lines))
+    lines = itertools.chain(first, lines)
+    if kind == ".jsonl" or any(_is_row(line) for _, line in first):
+        return _documents_of_rows(path, _json_rows(path, lines))
+    return _documents_of_lines(path, plain_lines(lines))
 
 
 _STANDARD_INPUT = Path("-")
@@ -127,7 +148,7 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
 
     Raises:
         DataError: a directory has no such file, or cannot be read.
-        InputError: a path does not exist or is another .json file, or there is no path.
+        InputError: a path does not exist or is another .json file or a table, or there is no path.
     """
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files = []
@@ -155,6 +176,11 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
         elif path.exists():
             if kind_of(path) == ".json" and not _has_rows(path):
                 raise InputError(f"{path}: expected text, or JSON with an object with a text a line, got other JSON")
+            if kind_of(path) in _TABLES:
+                raise InputError(
+                    f"{path}: expected text, got a table of columns by its name: "
+                    "pandas.read_csv(FILE).to_json(OUT, orient='records', lines=True) makes .jsonl of a .csv"
+                )
             files.append(path)
         else:
             raise InputError(f"{path}: expected a text file or a directory, got nothing there")
@@ -220,8 +246,10 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
         raise DataError(f"{path}:{number}: expected lines of at most {MAX_LINE_BYTES} bytes, got a longer one")
     if b"\0" in line:
         raise DataError(f"{path}:{number}: expected UTF-8, got a NUL byte: a binary file, or text in UTF-16")
-    if number == 1 and line.startswith(b"\xef\xbb\xbf"):
-        line = line[3:]
+    if number == 1:
+        line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.startswith(b"<?xml "):
+            raise DataError(f"{path}: expected text, got XML, whose text must be taken out of its tags")
     try:
         return line.decode("utf-8", errors).strip()
     except UnicodeDecodeError as error:
@@ -266,49 +294,11 @@ def _has_rows(file: Path) -> bool:
     return _is_row(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").strip())
 
 
-def _without_tags(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Converts WikiExtractor's articles to plain text and leaves other text as it is: tags become blank lines, which
-    separate documents; blank lines within an article and the title before its first sentence are dropped."""
-    title = None  # of the current article; empty once its line was dropped
-    for number, line in lines:
-        opened = _ARTICLE.fullmatch(line) if line.startswith("<doc ") else None
-        if opened is not None:
-            title, line = opened["title"], ""
-        elif title is not None and line == "</doc>":
-            title, line = None, ""
-        elif title is not None and line in ("", title):
-            title = "" if line else title
-            continue
-        yield number, line
-
-
-def _without_headings(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Converts WikiText's articles to plain text and leaves other text as it is: titles become blank lines, which
-    separate documents; blank lines within an article and headings are dropped. A file is WikiText if it begins with a
-    title."""
-    lines = iter(lines)
-    begin = list(_up_to_text(lines))
-    if not begin or not _TITLE.fullmatch(begin[-1][1]):
-        yield from itertools.chain(begin, lines)
-        return
-    for number, line in itertools.chain(begin, lines):
-        if _TITLE.fullmatch(line):
-            yield number, ""
-        elif line and not _HEADING.fullmatch(line):
-            yield number, line
-
-
-def _up_to_text(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    for number, line in lines:
-        yield number, line
-        if line:
-            return
-
-
-def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
+def _documents_of_lines(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[RawDocument]:
+    """Documents of lines, with blank lines between documents."""
     document: list[str] = []
     start = chars = part = 0
-    for number, line in _without_headings(_without_tags(lines)):
+    for number, line in lines:
         if document and (not line or chars + len(line) > MAX_DOCUMENT_CHARS):
             yield RawDocument(f"{path}:{start}", document, part)
             document, chars, part = [], 0, part + 1
@@ -323,7 +313,19 @@ def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Ra
         yield RawDocument(f"{path}:{start}", document, part)
 
 
-def _jsonl_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
+def _documents_of_rows(path: Path, rows: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
+    """Documents of numbered rows: each is one, unless the rows are the lines of WikiText's files."""
+    lines, rows = lines_of_rows(rows)
+    if lines is not None:
+        yield from _documents_of_lines(path, lines)
+        return
+    for number, text in rows:
+        document = [stripped for paragraph in text.split("\n") if (stripped := paragraph.strip())]
+        if document:
+            yield RawDocument(f"{path}:{number}", document)
+
+
+def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     for number, line in lines:
         if not line:
             continue
@@ -335,13 +337,13 @@ def _jsonl_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[R
         if text is None:
             got = f"fields {_shown(row)}" if isinstance(row, dict) else type(row).__name__
             raise DataError(f"{path}:{number}: expected a JSON object with a string field 'text', got {got}")
+        if row.keys() == WIKI_KEYS:
+            text = unescaped(text)
         # A lone surrogate is legal in JSON but is not text, and the tokenizer would fail.
-        document = _paragraphs(text.encode("utf-8", "replace").decode("utf-8"))
-        if document:
-            yield RawDocument(f"{path}:{number}", document)
+        yield number, text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _parquet_documents(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[RawDocument]:
+def _parquet_rows(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[int, str]]:
     with opened_parquet(path) as file:
         import pyarrow
 
@@ -354,11 +356,9 @@ def _parquet_documents(path: Path, errors: str, on_bytes: Callable[[int], None] 
                 if raw is None:
                     raise DataError(f"{path}:{number}: expected a text in the column {column!r}, got none")
                 try:
-                    document = _paragraphs(raw.decode("utf-8", errors))
+                    yield number, raw.decode("utf-8", errors)
                 except UnicodeDecodeError as error:
                     raise _not_utf8(f"{path}:{number}", error, "text") from None
-                if document:
-                    yield RawDocument(f"{path}:{number}", document)
             if on_bytes is not None:
                 on_bytes(batch.nbytes)
 
@@ -380,7 +380,3 @@ def _column_of_texts(path: Path, schema: pyarrow.Schema) -> str:
         got = ", ".join(f"{name} ({kind})" if name in _FIELDS else name for name, kind in kinds.items()) or "none"
         raise DataError(f"{path}: expected a column 'text' of texts, got {got:.200}")
     return column
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [stripped for paragraph in text.split("\n") if (stripped := paragraph.strip())]

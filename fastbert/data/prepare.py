@@ -30,7 +30,7 @@ from ..hardware import MOST_PROCESSES, num_cores
 from ..processes import WorkerDied, Workers
 from ..wording import counted
 from . import bpe
-from .corpus import Document, RawDocument, corpus_files, read_raw_documents
+from .corpus import Document, RawDocument, corpus_files, read_raw_documents, told_if_wrapped
 from .encode import (
     EncodedDocuments,
     Job,
@@ -58,6 +58,8 @@ MANY_BEHIND = 0.1
 # The characters that a worker gets at a time: enough to hide the transfer, few enough that several batches are small.
 BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
+# With fewer sentences a document, of so many documents, a model would learn to call every second sentence random.
+FEW_SENTENCES, MANY_DOCUMENTS = 1.5, 10
 # With less text, starting a second process takes longer than it saves.
 _SERIAL_CHARS = 4 * BATCH_CHARS
 
@@ -169,6 +171,16 @@ def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
             "--samples.no-nsp",
             out,
         )
+    documents, sentences = (sum(count[n] for count in manifest.counts.values()) for n in ("documents", "sentences"))
+    if has_pairs and documents >= MANY_DOCUMENTS and sentences < FEW_SENTENCES * documents:
+        _log.warning(
+            "%s: %s in %d documents: nearly all pairs would have a random second sentence. Is a row, or a text between "
+            "blank lines, only a sentence of a longer text? (lines without blank lines between them are one document; "
+            "--samples.no-nsp of pretrain makes no pairs)",
+            out,
+            counted(sentences, "sentence"),
+            documents,
+        )
     tokens = sum(count["tokens"] for count in manifest.counts.values())
     unknown = manifest.unknown_tokens / tokens
     if unknown > MANY_UNKNOWN:
@@ -225,7 +237,7 @@ def _raw(corpus, errors: str, progress, vocab) -> Iterator[RawDocument | Documen
         raise DataError("corpus: expected at least one file or document, got none")
     items = itertools.chain([first], corpus)
     if isinstance(first, (str, Path)):
-        return read_raw_documents(corpus_files(items, vocab), errors, progress)
+        return told_if_wrapped(read_raw_documents(corpus_files(items, vocab), errors, progress))
     return _given(items, progress)
 
 

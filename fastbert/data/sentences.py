@@ -1,14 +1,18 @@
-"""A light rule-based sentence segmenter for English, which also knows the full stops of Chinese and Japanese."""
+"""A light rule-based sentence segmenter for English, which also knows the full stops of other scripts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+# The dots, and the full stops of Indian scripts, Arabic, Urdu, Armenian, Ethiopic, Burmese and Khmer.
+_MARKS = ".!?…।॥؟۔։።။។"  # noqa: RUF001
 # Terminal marks, closing quotes or brackets, white space; then something that can begin a sentence. A match begins only
-# at the first of several marks: otherwise the time for a run of thousands would be quadratic.
+# at the first of several marks: otherwise the time for a run of thousands would be quadratic. Chinese and Japanese have
+# no white space there.
 _BOUNDARY = re.compile(
-    r"""(?<![.!?…])[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""  # noqa: RUF001
+    rf"""[{_MARKS}](?<![{_MARKS}].)[{_MARKS}]*"""
+    r"""["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""  # noqa: RUF001
     r"""|[。！？]+[”’」』）]*(?=\S)"""  # noqa: RUF001
 )
 # Words before a full stop that does not end a sentence.

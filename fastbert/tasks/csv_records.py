@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 MAX_LINES = 1000
@@ -11,14 +12,17 @@ MAX_LINES = 1000
 MAX_FIELD = 1 << 28
 """The most characters of a field."""
 
+_ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
+"""A quote after a backslash that no other backslash escapes."""
 
-def csv_fields(text: str) -> list[str]:
+
+def csv_fields(text: str, separator: str = ",") -> list[str]:
     """The fields of a row on one line; empty if it breaks CSV's rules."""
-    return _next_row([text])[0]
+    return _next_row([text], separator)[0]
 
 
 def csv_records(
-    lines: Iterable[tuple[int, str]], header: Sequence[str] | None
+    lines: Iterable[tuple[int, str]], header: Sequence[str] | None, separator: str = ","
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
     """(line number, values by column) of every row after the header. Values are {} for a row with another number of
     columns, or with an unclosed quote, of which only the first line is then skipped. They are None for a line whose
@@ -30,6 +34,7 @@ def csv_records(
     Args:
         lines: the lines of the file with their numbers, the header first; at most `MAX_LINES` of them are in memory.
         header: the names of the columns; None to call them 1, 2, ..., as many as the first row has.
+        separator: what separates the columns.
     """
     ahead = _Ahead(lines)
     before = ahead.take(1)
@@ -42,10 +47,10 @@ def csv_records(
         # Quotes inside of an unquoted field are plain characters, so only parsing the fields tells where a row ends.
         following = itertools.takewhile(lambda one: one is not None, map(ahead.peek, range(1, MAX_LINES)))
         lone = header is not None and len(header) == 1
-        read_row = _lone_row if lone else _next_row
-        fields, taken = read_row(itertools.chain([text], (one for _, one in following)))
+        rows = itertools.chain([text], (one for _, one in following))
+        fields, taken = _lone_row(rows) if lone else _next_row(rows, separator)
         if not fields:
-            fields, taken = [text] if lone else _loose_row(text), 1
+            fields, taken = [text] if lone else _loose_row(text, separator), 1
         if header is None and fields:
             header = [str(number) for number in range(1, len(fields) + 1)]
         before = ahead.take(taken)
@@ -78,9 +83,9 @@ class _Ahead:
         return last
 
 
-def _next_row(lines: Iterable[str]) -> tuple[list[str], int]:
+def _next_row(lines: Iterable[str], separator: str = ",") -> tuple[list[str], int]:
     """The fields of the first row in these lines, and the number of its lines; empty if it breaks CSV's rules."""
-    reader = csv.reader((line + "\n" for line in lines), strict=True)
+    reader = csv.reader((line + "\n" for line in lines), strict=True, delimiter=separator)
     return _next(reader), reader.line_num
 
 
@@ -93,9 +98,11 @@ def _lone_row(lines: Iterator[str]) -> tuple[list[str], int]:
     return (fields, taken) if fields else _next_row(itertools.chain([text.lstrip()], lines))
 
 
-def _loose_row(text: str) -> list[str]:
-    """The fields of a line in which quotes inside of a quoted field are not doubled, if their number is even."""
-    return _next(csv.reader([text])) if text.count('"') % 2 == 0 else []
+def _loose_row(text: str, separator: str) -> list[str]:
+    """The fields of a line in which quotes inside of a quoted field are not doubled: by backslashes before them, which
+    Spark and MySQL write, or if their number is even."""
+    fields = _next_row([_ESCAPED.sub(r'\1""', text)], separator)[0]
+    return fields or (_next(csv.reader([text], delimiter=separator)) if text.count('"') % 2 == 0 else [])
 
 
 def _next(reader: Iterator[list[str]]) -> list[str]:

@@ -60,7 +60,10 @@ def exported_rows(
             names = _labels(task)
             task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
             if not task.predicting:  # when labels do not matter
-                _say_if_unknown(task, path, next((record.names[name] for name in names if name in record.names), ()))
+                classes = next((record.names[name] for name in names if name in record.names), ())
+                _say_if_unknown(task, path, classes)
+                if task.label_named and not classes:
+                    _say_if_number(task, path, record.values.get(task.label_column))
         try:
             row = _row(task, index, record)
             task.check_id(row.id, seen, numbered=naming_column(task, record.values) is None)
@@ -128,10 +131,14 @@ def _table(
     if _without_header(task, first[1]):
         return _numbered_columns(task, path, first, lines)
     tabs = "\t" in first[1]
-    written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
-    # GLUE's diagnostic set with labels has Premise, Hypothesis, Label; spreadsheets often have capitals too.
-    for header in (written, [name.lower() for name in written]):
-        form = next((form for form in text_forms(task) if set(form) <= set(header)), None)
+    # Spreadsheets write semicolons where the comma is in numbers.
+    for separator in "\t" if tabs else ",;|":
+        split = first[1].split("\t") if tabs else csv_fields(first[1], separator)
+        written = [name.strip() for name in split]
+        # GLUE's diagnostic set with labels has Premise, Hypothesis, Label; spreadsheets often have capitals too.
+        lower = [name.lower() for name in written]
+        named = ((form, header) for header in (written, lower) for form in text_forms(task) if set(form) <= set(header))
+        form, header = next(named, (None, lower))
         if form is not None:
             break
     official = tabs and header is written and "idx" not in header and form == task.text_columns
@@ -148,7 +155,7 @@ def _table(
         return numbered(tab_records(lines, header), task.bad_rows)
     # Not by `numbered`: lines are read ahead, so that lines are refused before earlier rows are yielded. csv_records
     # yields None for them instead.
-    return enumerate(csv_records(itertools.chain([first], lines), header))
+    return enumerate(csv_records(itertools.chain([first], lines), header, separator))
 
 
 def _without_header(task: TextTask, first: str) -> bool:
@@ -273,6 +280,17 @@ def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str
     if moved is not None:
         raise DataError(f"{said}, in which {moved} has another place")
     logging.getLogger("fastbert").warning("%s: they are taken in this order", said)
+
+
+def _say_if_number(task: TextTask, path: str | os.PathLike, label: Any) -> None:
+    """Warns of a number in a column of labels that is not GLUE's, where the task has words: in ASSIN 2, 1 is
+    entailment, and 0 is in GLUE."""
+    words = getattr(type(task), "labels", ())
+    if words and str(label) not in words and class_number(label) is not None:
+        order = ", ".join(f"{number} {word}" for number, word in enumerate(words))
+        logging.getLogger("fastbert").warning(
+            "%s: the numbers in the column %s are taken for %s", called(path), task.label_column, order
+        )
 
 
 def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ from .typed import read_typed
 if TYPE_CHECKING:
     from ..packing import PackedBatch
     from .config import TaskOptions
+
+_EXCEL = re.compile(r'"?sep=."?')
+"""The line before the header by which Excel knows what separates the columns."""
 
 
 class TextTask(FeatureTask):
@@ -122,6 +126,8 @@ class TextTask(FeatureTask):
             yield from exported_rows(self, path, numbered(records, self.bad_rows))
             return
         first = next(lines, None)
+        if first is not None and _EXCEL.fullmatch(first[1]):
+            first = next(lines, None)
         if self.own_files and first is not None and not self.texts_named:
             records = line_records(path, first, lines, self.bad_rows)
             if records is not None:

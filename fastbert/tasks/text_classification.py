@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -157,17 +158,19 @@ def _in_order(labels: Iterable[str]) -> list[str]:
 
 
 def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of a class whose name is how programs write a missing value; of one number in two spellings; and if there
+    """Warns of a class whose name is how programs write a missing value; of one class in two spellings; and if there
     are about as many labels as rows, which may be a task for regression, or the wrong column."""
-    spellings: dict[float, str] = {}
-    for label in sorted(filter(_NUMBER.fullmatch, counts)):
-        other = spellings.setdefault(float(label), label)
+    spellings: dict[str, str] = {}
+    for label in sorted(counts):
+        other = spellings.setdefault(_spelled(label), label)
         if other != label:
+            same = "the same number" if _NUMBER.fullmatch(_spelled(label)) else "one word in two spellings"
             logging.getLogger("fastbert").warning(
-                "%s: the labels %s and %s are the same number, but are taken for two classes",
+                "%s: the labels %s and %s are %s, but are taken for two classes",
                 called(path),
-                other,
-                label,
+                shorten(other),
+                shorten(label),
+                same,
             )
             break
     missing = next((label for label in counts if label.lower() in ("null", "nan")), None)
@@ -189,9 +192,18 @@ def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
         )
 
 
+def _spelled(label: str) -> str:
+    """One spelling for labels that people would take for the same."""
+    text = unicodedata.normalize("NFKC", label).casefold()
+    text = " ".join("".join(mark for mark in text if unicodedata.category(mark) != "Cf").split())
+    return str(float(text)) if _NUMBER.fullmatch(text.removeprefix("+")) else text
+
+
 def _joins_classes(label: str, counts: Counter[str]) -> bool:
-    parts = [part.strip() for part in _SEPARATORS.split(label)]
-    return len(parts) > 1 and all(part in counts for part in parts)
+    listed = label.startswith("[") and label.endswith("]")  # as tables have lists: [2, 5], or numpy's [2 5]
+    parts = label[1:-1].replace(",", " ").split() if listed else map(str.strip, _SEPARATORS.split(label))
+    known = [part in counts or (listed and f"[{part}]" in counts) for part in parts]
+    return len(known) > 1 and all(known)
 
 
 def _not_one(label: Any) -> ValueError:

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import DataError
+from ..text_files import without_gz
 from .bad_rows import BadRows, called
-from .files import shorten
-from .hub_files import Record, line_records, list_records
+from .exported import PAIRS, SINGLE
+from .files import read_lines, shorten
+from .hub_files import JSON_LINES, Record, line_records, list_records
 
 TYPED = "-"
+_NO_LINES = (".csv", ".tsv", *JSON_LINES)
 
 
 def read_typed(
@@ -57,6 +60,22 @@ def read_typed(
                 break
         read = header + ahead
     return None, itertools.chain(read, lines)
+
+
+def text_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+    """The lines of a file with one text in each, with their numbers; `-` for standard input.
+
+    Raises:
+        DataError: the file is a table or JSON, whose lines are not texts; or as `read_lines` does.
+    """
+    where = f"{called(path)}: expected a text in each line"
+    told = "write its texts to a file, a line each"
+    if without_gz(path).lower().endswith(_NO_LINES):
+        raise DataError(f"{where}, got a table or JSON by its name: {told}")
+    for number, line in read_lines(path):
+        if number == 1 and has_form(json_or_none(line), (*SINGLE, *PAIRS)):
+            raise DataError(f"{where}, got JSON, {shorten(line)!r}: {told}")
+        yield number, line
 
 
 def check_typed(

@@ -120,6 +120,24 @@ def test_extract_reads_googles_pairs(model, tmp_path):
     assert index[2]["tokens"][-1] == "[SEP]"
 
 
+@pytest.mark.parametrize("command", ["encode", "extract"])
+@pytest.mark.parametrize(
+    ("name", "content", "got"),
+    [
+        ("a.csv", "text,label\nthe film,good\n", "a table or JSON by its name"),
+        ("a.tsv.gz", "", "a table or JSON by its name"),
+        ("a.jsonl", '{"text": "the film"}\n', "a table or JSON by its name"),
+        ("a.txt", '\ufeff{"text": "the film"}\n', """JSON, '{"text": "the film"}'"""),
+    ],
+)
+def test_tables_and_json_are_not_lines_of_text(model, tmp_path, capsys, command, name, content, got):
+    """Their header, or each object, would be a text."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    said = fails(capsys, command, "--model", model, "--out", tmp_path / "out.npy", path)
+    assert f"{path}: expected a text in each line, got {got}: write its texts to a file, a line each" in said
+
+
 def test_extract_failures_leave_nothing(model, tmp_path, capsys):
     out, bad = tmp_path / "features", tmp_path / "bad.txt"
     for content, reason in (

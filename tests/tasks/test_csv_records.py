@@ -44,6 +44,7 @@ def test_a_row_of_another_width_costs_all_its_lines():
 
 def test_quotes_within_quotes():
     assert rows('"He said ""hi""",1') == [(2, 'He said "hi"', "1")]
+    assert rows(r'"\"He\" said \"hi\", then \n \\",1') == [(2, r'"He" said "hi", then \n \\', "1")]  # Spark, MySQL
     # Not doubled, as some writers leave them: what every lenient reader makes of it.
     assert rows('"He said "hi" there",1') == [(2, next(csv.reader(['"He said "hi" there",1']))[0], "1")]
 

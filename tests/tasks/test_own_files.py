@@ -308,8 +308,11 @@ def test_labels_that_are_numbers_are_in_the_order_of_their_size(labels, expected
         ([f"{n / 7:.3f}" for n in range(11)] * 2, None),
         # Files of stars that were put together.
         (["1", "2", "1.0", "2.0", "3.0"], "the labels 1 and 1.0 are the same number, but are taken for two classes"),
+        (["+1", "-1", "1"], "the labels +1 and 1 are the same number, but are taken for two classes"),
+        (["Pos", "neg", "pos"], "the labels Pos and pos are one word in two spellings, but are taken for two classes"),
+        (["a  b", "c", "a b\u200b"], "the labels a  b and a b\u200b are one word in two spellings"),
     ],
-    ids=["names", "missing", "estimates", "few", "twice", "spellings"],
+    ids=["names", "missing", "estimates", "few", "twice", "spellings", "signs", "capitals", "blanks"],
 )
 def test_labels_that_are_hardly_classes_are_told_of(labels, told, tmp_path, caplog):
     path = tmp_path / "train.tsv"
@@ -333,8 +336,10 @@ def test_labels_that_are_hardly_classes_are_told_of(labels, told, tmp_path, capl
             r"1: expected one class a text, got several, 'joy \| anger'",
             ["joy", "anger"],
         ),
+        (["[2]", "[5]", "[2, 5]", "[5 2]"], r"2: expected one class a text, got several, '\[2, 5\]'", ["[2]", "[5]"]),
+        (["['a']", "['b']", "['b' 'a']"], r"2: expected one class a text, got several", ["['a']", "['b']"]),
     ],
-    ids=["numbers", "words"],
+    ids=["numbers", "words", "lists", "quoted"],
 )
 def test_texts_of_several_classes_are_bad_rows_of_a_training_file(labels, first, kept, tmp_path):
     """GoEmotions'. As a class of its own, 2,5 would teach that such a text is none of 2."""
@@ -449,3 +454,15 @@ def test_a_run_goes_on_with_its_columns(tmp_path, capsys):
     assert "expected a model fine-tuned on ner" in capsys.readouterr().err
     assert main(["evaluate", "ner", "--data", str(data), "--predictions", str(out), *columns]) == 2
     assert "--text-columns belongs to tasks of texts, got the task ner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("begin", ["", "sep=;\r\n", '"sep=;"\r\n'])
+@pytest.mark.parametrize("mark", [";", "|"])
+def test_semicolons_between_columns_as_excel_writes_where_numbers_have_commas(begin, mark, tmp_path):
+    path = tmp_path / "own.csv"
+    rows = ("id;Text;label", "7;good, fine;pos", '8;"bad;\r\n""dull""";neg')
+    path.write_bytes(("\ufeff" + begin + "".join(f"{row}\r\n" for row in rows)).replace(";", mark).encode())
+    assert [(row.id, row.texts, row.label) for row in task_of("text-classification").read(path)] == [
+        ("7", ("good, fine",), "pos"),
+        ("8", (f'bad{mark}\n"dull"',), "neg"),
+    ]

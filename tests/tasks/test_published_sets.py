@@ -178,3 +178,14 @@ def test_other_sets_of_questions_are_refused_with_their_keys(value, got, tmp_pat
     path.write_text(json.dumps(value))
     with pytest.raises(DataError, match=f"f.json.*{got}"):
         task_of("squad1").read(path)
+
+
+def test_numbers_in_another_column_than_glues_may_have_another_order(tmp_path, caplog):
+    """ASSIN 2 as a table: its 1 is entailment, GLUE's is not."""
+    pairs = [{"premise": "A", "hypothesis": "B", "label": number, "judgment": number} for number in (1, 0)]
+    path = write(tmp_path / "train.jsonl", pairs)
+    for options, told in (({}, []), ({"label_column": "judgment"}, ["judgment"])):
+        assert [row.label for row in task_of("rte", **options).read(path)] == ["not_entailment", "entailment"]
+        assert caplog.messages == [
+            f"{path}: the numbers in the column {name} are taken for 0 entailment, 1 not_entailment" for name in told
+        ]
