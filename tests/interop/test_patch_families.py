@@ -257,8 +257,14 @@ class _NotAsItsBase(_Overridden):
         (lambda: _Overridden(hf.hf_config()), "does not call super().forward; fastbert.patch(model.encoder)"),
         (lambda: _NotAsItsBase(hf.hf_config()), "_NotAsItsBase cannot be patched: expected the forward of"),
         (lambda: transformers.DebertaModel(transformers.DebertaConfig(**_TINY)), "holds none"),
-        (lambda: BertEncoder(hf.hf_config(hidden_act="relu")), "BertEncoder cannot be patched: hidden_act"),
-        (lambda: BertEncoder(hf.hf_config(is_decoder=True)), "BertEncoder cannot be patched: is_decoder"),
+        (
+            lambda: BertEncoder(hf.hf_config(hidden_act="relu", attn_implementation="eager")),
+            "BertEncoder cannot be patched: hidden_act",
+        ),
+        (
+            lambda: BertEncoder(hf.hf_config(is_decoder=True, attn_implementation="eager")),
+            "BertEncoder cannot be patched: is_decoder",
+        ),
         (lambda: _with_embeddings(nn.Embedding(61, 32)), "; fastbert.patch(model.encoder) computes its layers alone"),
         (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
         (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),

@@ -6,6 +6,7 @@ import hf_parity as hf
 import pytest
 import torch
 import torch.nn.functional as F
+from patched import V5
 from torch import nn
 
 import fastbert
@@ -70,6 +71,8 @@ def test_heads_that_were_cut_off_by_hand(training):
                 linear.weight, linear.bias = (nn.Parameter(p[:16].detach()) for p in (linear.weight, linear.bias))
             out.weight = nn.Parameter(out.weight[:, :16].detach())
             attention.num_attention_heads = 2
+            if hasattr(attention, "all_head_size"):  # transformers 4 reads it
+                attention.all_head_size = 16
         with torch.set_grad_enabled(training):
             states.append(model(**given).last_hidden_state[kept])
     hf.assert_near(states[1], states[0], torch.float32, "last_hidden_state")
@@ -90,8 +93,12 @@ def test_another_dropout_before_the_classifier_is_called(name):
 
 
 class _Half(nn.Module):
+    def __init__(self, alone):
+        super().__init__()
+        self.alone = alone
+
     def forward(self, x, *_, **__):
-        return x / 2
+        return x / 2 if self.alone else (x / 2,)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -100,7 +107,7 @@ def test_a_module_in_a_layers_place_may_return_the_states_alone(training, recomp
     theirs, ours = (model.train(training) for model in hf.pair("BertModel"))
     given, states = hf.arguments("BertModel"), []
     for model in (theirs, ours):
-        model.encoder.layer[1] = _Half()
+        model.encoder.layer[1] = _Half(alone=model is ours or V5)  # transformers 4 takes tuples
         if recompute and model is ours:
             model.gradient_checkpointing_enable()
         states.append(model(**given).last_hidden_state[hf.kept_tokens(given["attention_mask"])])
