@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import InputError
 from .patch_checks import Unservable
 from .patch_families import Family, is_before_5
 from .patch_pass import Pass, check_bool_mask, described, flag, is_square_mask
@@ -17,6 +18,12 @@ class EncoderPass(Pass):
 
     def __init__(self, model: nn.Module, family: Family, given: dict[str, Any]) -> None:
         super().__init__(model, family, {"inputs_embeds": given.pop("hidden_states", None), **given})
+
+    def run(self):
+        states, size = self.given["inputs_embeds"], self.view.config.hidden_size
+        if states.shape[-1] != size:
+            raise InputError(f"hidden_states must be (B, S, {size}), got {tuple(states.shape)}")
+        return super().run()
 
     def _check_mask(self, mask: Tensor | None, shape: tuple[int, int]) -> None:
         if mask is None:

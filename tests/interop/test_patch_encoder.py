@@ -13,7 +13,7 @@ from patched import V5, arguments
 from torch import nn
 
 import fastbert
-from fastbert.errors import BackendError
+from fastbert.errors import BackendError, InputError
 from fastbert.interop.patch import is_patched
 
 ENCODERS = {
@@ -145,6 +145,15 @@ def test_what_is_asked_for_is_what_transformers_gives(asked, return_dict):
     for x, y in zip(got, wanted, strict=True):
         for one, other in zip(x, y, strict=True) if isinstance(x, tuple) else [(x, y)]:
             hf.assert_near(one, other, torch.float32, asked)
+
+
+def test_states_of_another_width_raise_what_transformers_raises_with_our_sentence():
+    theirs, ours = _encoder(attn_implementation="eager")
+    with pytest.raises(RuntimeError):
+        theirs(_states()[..., :31])
+    with pytest.raises(RuntimeError, match=r"^hidden_states must be \(B, S, 32\), got \(4, 11, 31\)$") as raised:
+        ours(_states()[..., :31])
+    assert isinstance(raised.value, InputError)
 
 
 class _Noisy(nn.Module):
