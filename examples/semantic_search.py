@@ -61,7 +61,7 @@ def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, pa
     beside = None if path is None else path.with_name(path.name + ".json")
     if path is not None:
         try:
-            if json.loads(beside.read_text()) == {"of": mark}:
+            if json.loads(beside.read_text()) == {"of": mark, "written": path.stat().st_mtime_ns}:
                 kept = np.load(path, mmap_mode="r")
                 if kept.shape == (len(texts), encoder.dim):
                     return kept
@@ -74,7 +74,8 @@ def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, pa
         np.save(file, vectors)
         beside.unlink(missing_ok=True)
     with whole(beside) as file:  # the mark last: an index that was cut short is not taken for one
-        file.write(json.dumps({"of": mark}).encode())
+        # The time tells a file that another program, such as `fastbert encode`, has put in its place.
+        file.write(json.dumps({"of": mark, "written": path.stat().st_mtime_ns}).encode())
     return vectors
 
 
@@ -101,13 +102,8 @@ def made_by(model: Path, precision: str) -> str:
 def search(encoder: SentenceEncoder, vectors: np.ndarray, questions: list[str], top: int) -> list[list[tuple]]:
     """For each question its nearest rows, the best first, as (cosine, row)."""
     scores = encoder.encode(questions, prompt_name="query", normalize=True) @ vectors.T
-    top = min(top, scores.shape[1])
-    found = []
-    for row in scores:
-        best = np.argpartition(-row, top - 1)[:top]
-        best = best[np.lexsort((best, -row[best]))]
-        found.append([(float(row[i]), int(i)) for i in best])
-    return found
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # of equally near rows the first come first
+    return [[(float(row[i]), int(i)) for i in rows] for row, rows in zip(scores, best, strict=True)]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -118,11 +114,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--precision", choices=("fp32", "bf16", "int8"), default="fp32")
     parser.add_argument("--index", type=Path, metavar="FILE.npy", help="keeps the vectors between runs")
-    args = parser.parse_args(arguments)
+    args = parser.parse_intermixed_args(arguments)  # options may stand between the file and the questions
     if args.top < 1:
         parser.error(f"--top must be at least 1, got {args.top}")
     if args.index is not None and args.index.suffix != ".npy":
         parser.error(f"--index must be a .npy file, got {args.index}")
+    if args.index is not None and args.index.resolve() == args.file.resolve():
+        parser.error(f"--index must be another file than the texts, got {args.index} for both")
     return args
 
 
@@ -130,11 +128,13 @@ def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # one that cannot write every letter shows others by their numbers
         sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper):  # as the file is read, whatever the locale is
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     try:
         texts = read_texts(args.file)
         encoder = SentenceEncoder.from_pretrained(args.model, precision=args.precision)
         vectors = index(encoder, texts, made_by(args.model, args.precision), args.index)
-        for question in args.questions or (line.strip() for line in sys.stdin):
+        for question in args.questions or (line.strip() for line in sys.stdin or ()):
             if not question:
                 continue
             print(f"? {question}")

@@ -71,14 +71,14 @@ def test_the_nearest_lines_come_first(desk, search):
     assert again.stdout.count("? ") == 2
 
 
-def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search):
+def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search, monkeypatch):
     first = search("texts.txt", "paris", "--index", "texts.npy")
     assert first.returncode == 0, first.stderr
     assert np.load(desk / "texts.npy").shape == (4, 32)
     assert sorted(path.name for path in desk.iterdir()) == ["model", "texts.npy", "texts.npy.json", "texts.txt"]
-    # Rows of the kept index turned round: the answers show that it was read.
-    np.save(desk / "texts.npy", np.load(desk / "texts.npy")[::-1])
-    assert search("texts.txt", "paris", "--index", "texts.npy").stdout != first.stdout
+    with monkeypatch.context() as patched:
+        patched.setattr(example, "encode_all", lambda *_: pytest.fail("it encoded the texts again"))
+        assert search("texts.txt", "paris", "--index", "texts.npy").stdout == first.stdout
     with open(desk / "texts.txt", "a", encoding="utf-8") as file:
         file.write("paris\n")
     changed = search("texts.txt", "paris", "--index", "texts.npy", "--top", 1)
@@ -97,6 +97,26 @@ def test_the_index_is_made_anew_when_it_is_damaged_or_another_model_lies_there(d
     assert np.load(desk / "texts.npy").shape == (4, 16)
 
 
+def test_vectors_of_another_program_in_place_of_the_index_are_not_taken(desk, search):
+    first = search("texts.txt", "paris", "--index", "texts.npy")
+    np.save(desk / "texts.npy", np.load(desk / "texts.npy")[::-1])
+    assert search("texts.txt", "paris", "--index", "texts.npy").stdout == first.stdout
+
+
+def test_the_texts_are_not_overwritten_by_their_index(desk, search):
+    (desk / "texts.npy").write_text("paris\n")
+    done = search("texts.npy", "paris", "--index", "../" + desk.name + "/texts.npy")
+    assert done.returncode == 2
+    assert "--index must be another file than the texts" in done.stderr
+    assert (desk / "texts.npy").read_text() == "paris\n"
+
+
+def test_options_between_the_file_and_the_questions(desk, search):
+    done = search("texts.txt", "--top", 1, "france", "paris")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("?")] == ["? france", "? paris"]
+
+
 def test_the_index_is_made_anew_for_another_precision(desk, search):
     search("texts.txt", "paris", "--index", "texts.npy")
     kept = np.load(desk / "texts.npy")
@@ -111,6 +131,8 @@ def test_of_lines_that_are_equally_near_the_first_come_first():
     for top in (3, 9):
         [found] = example.search(encoder, vectors, ["a question"], top)
         assert found == [(1.0, 1), (1.0, 3), (1.0, 4), (0.0, 0), (0.0, 2)][:top]
+    [found] = example.search(encoder, np.tile(vectors[:2], (30, 1)), ["a question"], 5)
+    assert found == [(1.0, 1), (1.0, 3), (1.0, 5), (1.0, 7), (1.0, 9)]
 
 
 def test_an_index_of_other_sizes_is_made_anew(desk, search):
@@ -156,10 +178,22 @@ def test_a_file_of_the_users_beside_the_index_stays(desk, search):
     assert (desk / "texts.json").read_text() == "the film is good\n"
 
 
-def test_questions_that_are_no_utf8_are_one_sentence(desk, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+@pytest.mark.parametrize(("encoding", "errors"), [("utf-8", "strict"), ("utf-8", "surrogateescape"), ("latin-1", None)])
+def test_questions_that_are_no_utf8_are_one_sentence(desk, monkeypatch, capsys, encoding, errors):
+    """Whatever Python makes of standard input in the user's locale; without one (C) it lets other bytes pass."""
+    stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding=encoding, errors=errors)
+    monkeypatch.setattr("sys.stdin", stdin)
     assert example.main(["--model", "model", "texts.txt"]) == 2
     assert capsys.readouterr().err.startswith("error: standard input: expected UTF-8, got ")
+
+
+def test_questions_with_a_byte_order_mark_or_of_a_closed_input(desk, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfparis\n"), encoding="latin-1"))
+    assert example.main(["--model", "model", "texts.txt"]) == 0
+    assert capsys.readouterr().out.startswith("? paris\n")
+    monkeypatch.setattr("sys.stdin", None)
+    assert example.main(["--model", "model", "texts.txt"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
