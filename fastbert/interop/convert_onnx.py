@@ -119,12 +119,14 @@ def write_onnx(found: Source, target: Path) -> None:
     The graph computes in the dtype of the weights, or in the widest if there are several.
 
     Raises:
-        InputError: the packages onnx and onnxscript are not installed, the target is a directory, or the model is a
-            decoder, has a BiLSTM or only one position.
+        InputError: the packages onnx and onnxscript are not installed, the target is a directory or a file of another
+            name that exists, or the model is a decoder, has a BiLSTM or only one position.
         CheckpointError: the weights have 2 GiB or more, or the file cannot be written.
     """
     if target.is_dir():
         raise InputError(f"{target}: expected the name of an .onnx file, got a directory")
+    if target.is_file() and target.suffix != ".onnx":  # perhaps the weights that are converted
+        raise InputError(f"{target}: expected a new file or an .onnx file to replace, got another file that exists")
     if found.model.config.is_decoder:
         raise InputError(f"{target}: only encoders can be written as ONNX, got a model with is_decoder (left to right)")
     if found.model.config.bilstm_units is not None:

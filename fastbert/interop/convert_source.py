@@ -116,21 +116,25 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
-    """The class of the head in the file, and changes to its configuration."""
-    mlm, nsp = (f"cls.{part}" in state for part in ("predictions.bias", "seq_relationship.weight"))
-    if mlm or nsp:
-        return (
-            "BertForPreTraining" if mlm and nsp else "BertForMaskedLM" if mlm else "BertForNextSentencePrediction"
-        ), {}
-    if "qa_outputs.weight" in state:
-        return "BertForQuestionAnswering", {}
-    if "classifier.weight" not in state or any(name in state for name in _BEFORE_A_CLASSIFIER):
-        return "BertModel", {}
-    # Three heads use the same name for their layer. The configuration's class name decides; without one, a pooler means
-    # that the head classifies whole texts.
+    """The class of the head in the file, and changes to its configuration. Of several heads it is the one for a task
+    that the configuration names, else that of pre-training."""
     listed = values.get("architectures")
     named = listed[0] if isinstance(listed, list) and listed else None
     heads = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
+    classifies = "classifier.weight" in state and not any(name in state for name in _BEFORE_A_CLASSIFIER)
+    named_classifier = classifies and named in heads
+    answers = "qa_outputs.weight" in state and not named_classifier
+    mlm, nsp = (f"cls.{part}" in state for part in ("predictions.bias", "seq_relationship.weight"))
+    if (mlm or nsp) and not named_classifier and not (answers and named == "BertForQuestionAnswering"):
+        return (
+            "BertForPreTraining" if mlm and nsp else "BertForMaskedLM" if mlm else "BertForNextSentencePrediction"
+        ), {}
+    if answers:
+        return "BertForQuestionAnswering", {}
+    if not classifies:
+        return "BertModel", {}
+    # Three heads use the same name for their layer. The configuration's class name decides; without one, a pooler means
+    # that the head classifies whole texts.
     pooled = "bert.pooler.dense.weight" in state
     name = named if named in heads else heads[0] if pooled else heads[1]
     if name == "BertForMultipleChoice" or state["classifier.weight"].dim() != 2:  # such a shape is refused later

@@ -9,6 +9,7 @@ import hf_parity as hf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_bert import save
 
 import fastbert
@@ -95,9 +96,29 @@ def test_onnx_of_two_dtypes_and_few_positions(tmp_path):
         hf.assert_near(torch.tensor(x), y, torch.float32, "outputs")
 
 
+@pytest.mark.parametrize("named", ["BertForSequenceClassification", "BertForQuestionAnswering", "BertForMaskedLM"])
+def test_of_several_heads_the_one_that_the_configuration_names_goes_out(named, tmp_path):
+    state = {}
+    for head in ("BertForMaskedLM", "BertForQuestionAnswering", "BertForSequenceClassification"):
+        state |= read_state_dict(save(tmp_path / head, head))
+    save_file(state, tmp_path / named / "model.safetensors", {"format": "pt"})
+    found = convert(tmp_path / named, tmp_path / "out")
+    assert type(found.model).__name__ == named
+    kept = read_state_dict(tmp_path / "out")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in kept.items())
+
+
 def test_a_directory_is_no_onnx_file(tmp_path):
     with pytest.raises(InputError, match="got a directory"):
         convert(save(tmp_path / "model"), tmp_path, to="onnx")
+
+
+def test_a_file_of_another_kind_is_not_replaced_by_a_graph(tmp_path):
+    weights = save(tmp_path / "model") / "model.safetensors"
+    before = weights.read_bytes()
+    with pytest.raises(InputError, match=r"expected a new file or an \.onnx file to replace, got another file"):
+        convert(weights, weights, to="onnx")
+    assert weights.read_bytes() == before
 
 
 def test_a_file_that_cannot_be_written_is_found_before_the_export(tmp_path, monkeypatch):
