@@ -138,14 +138,17 @@ def parse_texts(body: bytes, max_texts: int) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"expected JSON, got something that cannot be read: {error}") from error
     texts = given.get("texts") if isinstance(given, dict) else None
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise InputError('expected {"texts": [...]} with one string at least, got something else')
+    if not isinstance(texts, list) or not texts:
+        got = body.decode(errors="replace")
+        raise InputError(f'expected {{"texts": [...]}} with one string at least, got {got!r:.100}')
     if len(given) > 1:  # what is asked for and not done would be a wrong answer
         other = next(key for key in given if key != "texts")
         raise InputError(f'expected {{"texts": [...]}} alone, got {other!r:.50} too')
     if len(texts) > max_texts:
         raise InputError(f"expected at most {max_texts} texts a request, got {len(texts)}")
     for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number}: expected a string, got {type(text).__name__}")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:

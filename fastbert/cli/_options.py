@@ -41,7 +41,7 @@ class PredictOptions:
     """The options of all commands that run a model over a file."""
 
     max_seqlen: int | None = None
-    """Longest sequence in tokens; by default the one that the run was trained with."""
+    """Longest sequence in tokens; by default the run's, else that of `fastbert finetune`, or the model's if shorter."""
     token_budget: int = 8192
     """Tokens in a batch."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"

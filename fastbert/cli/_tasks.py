@@ -165,13 +165,14 @@ class Trained:
         if trained != name:
             raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
         # Before the rows are read, so that a label that the model does not know is refused with its line.
-        self.task.restore(read_config(self._directory))
+        model = read_config(self._directory)
+        self.task.restore(model)
         self.task.predicting = not labelled
         names = ("max_seqlen", *(f.name for f in dataclasses.fields(TaskOptions)))
         kept = {name: recipe[name] for name in names if name in recipe}
         kept = fitted_options(kept, FinetuneConfig, said_by)
         usual = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
-        longest = kept.pop("max_seqlen", usual)
+        longest = kept.pop("max_seqlen", min(usual, model.max_position_embeddings or usual))
         self._max_seqlen = longest if options.max_seqlen is None else options.max_seqlen
         configure(self.task, options, kept)
         if options.null_threshold is not None:

@@ -184,9 +184,10 @@ def test_stopping_answers_what_waits_and_takes_no_more():
     [
         (b"{", "expected JSON"),
         (b"[" * 100_000, "expected JSON"),
-        (b"[]", "got something else"),
+        (b"[]", r"with one string at least, got '\[\]'"),
+        (b'{"input": ["a"]}', 'got \'{"input": '),
         (b'{"texts": []}', "one string at least"),
-        (b'{"texts": ["a", 1]}', "got something else"),
+        (b'{"texts": ["a", null]}', "text 1: expected a string, got NoneType"),
         (b'{"texts": ["a"], "prompt_name": "query"}', "alone, got 'prompt_name' too"),
         (b'{"texts": ["a", "b", "c", "d"]}', "at most 3 texts a request, got 4"),
         (b'{"texts": ["a", "\\ud800"]}', "text 1: expected Unicode text"),

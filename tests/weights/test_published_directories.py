@@ -135,6 +135,20 @@ def test_a_head_of_more_labels_than_its_config_tells_is_read_by_convert(tmp_path
     assert main(["predict", "text-classification", "--model", str(tmp_path / "new"), *options]) == 0
 
 
+def test_predict_cuts_texts_to_what_a_model_of_few_positions_reads(tmp_path, capsys):
+    """It asked for the 128 tokens of finetune, which nobody had given, and ended in an error about them."""
+    model = tiny_bert.save(tmp_path / "model", "BertForSequenceClassification", num_labels=3)
+    (tmp_path / "texts.tsv").write_text("text\n" + "a good film " * 50 + "\n")
+    command = ["predict", "text-classification", "--model", str(model), "--data", str(tmp_path / "texts.tsv")]
+    predicted = []
+    for options in ([], ["--max-seqlen", "32"]):
+        assert main(command + options) == 0
+        predicted.append(capsys.readouterr().out)
+    assert predicted[0] == predicted[1]
+    assert main([*command, "--max-seqlen", "33"]) == 2  # what was asked for is not changed
+    assert "between 3 and the model's max_position_embeddings, 32, got 33" in capsys.readouterr().err
+
+
 def test_pruned_heads_are_told():
     model = _head("BertForTokenClassification")
     state = model.state_dict()
