@@ -5,8 +5,9 @@
 // in the first-level cache, the block of A is read from the second. Sums that wait for further steps are kept in memory, which
 // changes neither their order nor their bits.
 //
-// Factors may be float32, each in two bfloat16 parts a1 + a2 (gemm_pack.h). Of the four products of parts the three largest
-// are summed, the small ones first; what is left out is at most 2^-16 of a product, as are the parts' own roundings.
+// Factors may be float32, each in two bfloat16 parts a1 + a2 (gemm_pack.h). Of the four products of parts a2 b1, a1 b1 and
+// a1 b2 are summed, in this order, in which 8 loads of tiles serve 12 products. What is left out is at most 2^-16 of a
+// product, as are the parts' own roundings.
 #pragma once
 #include "gemm_pack.h"
 #include "tile.h"
@@ -19,20 +20,6 @@ constexpr int64_t EDGE = 16, STEP = 32, STRIP = 32;
 constexpr int64_t TILE = EDGE * STEP;        // elements of a tile
 constexpr int64_t BLOCK_BYTES = 3 << 18;     // of A, in a second-level cache of 2 MiB
 constexpr int64_t BLOCK_ROWS = 512;
-
-// The parts that are multiplied with each other, and for how many steps a strip of all parts of B stays in the cache.
-struct Pair {
-    int a, b;
-};
-template <int PARTS> struct Parts;
-template <> struct Parts<1> {
-    static constexpr int64_t DEPTH = 384;
-    static constexpr Pair PAIRS[] = {{0, 0}};
-};
-template <> struct Parts<2> {
-    static constexpr int64_t DEPTH = 192;
-    static constexpr Pair PAIRS[] = {{1, 0}, {0, 1}, {0, 0}};
-};
 
 // Where the factors of a tile of sums begin; distances in elements: of tiles of A, panels of B, and parts of each.
 struct Factors {
@@ -73,18 +60,26 @@ template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int6
         if (ROWS > 1) tile_load<2>(sums + EDGE * STRIP, STRIDE);
         if (ROWS > 1 && COLUMNS > 1) tile_load<3>(sums + EDGE * STRIP + EDGE, STRIDE);
     }
-    for (const Pair pair : Parts<PARTS>::PAIRS) {
-        const bf16 *a = f.a + pair.a * f.part_a, *b = f.b + pair.b * f.part_b;
-        for (int64_t i = 0; i < steps; ++i) {
-            tile_load<6>(b + i * TILE, 64);
-            if (COLUMNS > 1) tile_load<7>(b + f.panel + i * TILE, 64);
-            tile_stream<4>(a + i * TILE, 64);
-            tile_dot_bf16<0, 4, 6>();
-            if (COLUMNS > 1) tile_dot_bf16<1, 4, 7>();
-            if (ROWS > 1) tile_stream<5>(a + f.tall + i * TILE, 64);
-            if (ROWS > 1) tile_dot_bf16<2, 5, 6>();
-            if (ROWS > 1 && COLUMNS > 1) tile_dot_bf16<3, 5, 7>();
-        }
+    const auto load_a = [&](const bf16* a) {
+        tile_stream<4>(a, 64);
+        if (ROWS > 1) tile_stream<5>(a + f.tall, 64);
+    };
+    const auto load_b = [&](const bf16* b) {
+        tile_load<6>(b, 64);
+        if (COLUMNS > 1) tile_load<7>(b + f.panel, 64);
+    };
+    const auto add_products = [] {
+        tile_dot_bf16<0, 4, 6>();
+        if (COLUMNS > 1) tile_dot_bf16<1, 4, 7>();
+        if (ROWS > 1) tile_dot_bf16<2, 5, 6>();
+        if (ROWS > 1 && COLUMNS > 1) tile_dot_bf16<3, 5, 7>();
+    };
+    for (int64_t i = 0; i < steps; ++i) {
+        const bf16 *a = f.a + i * TILE, *b = f.b + i * TILE;
+        load_b(b);
+        if (PARTS == 2) load_a(a + f.part_a), add_products();
+        load_a(a), add_products();
+        if (PARTS == 2) load_b(b + f.part_b), add_products();
     }
     tile_store<0>(sums, STRIDE);
     if (COLUMNS > 1) tile_store<1>(sums + EDGE, STRIDE);
@@ -104,7 +99,7 @@ template <int PARTS> Multiply kernel_for(bool short_, bool narrow) {
 // finish(sums, row, rows, column) takes up to 32.
 template <int PARTS, class Pack, class Finish>
 void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16* packed, Pack& pack, Finish& finish) {
-    constexpr int64_t DEPTH = Parts<PARTS>::DEPTH;
+    constexpr int64_t DEPTH = 384 / PARTS;  // of a strip of all parts of B, in the first-level cache
     const Tiles tiles;
     const int64_t depth = round_up(k, STEP), panel = depth * PANEL, tall = depth * EDGE;
     const int64_t part_b = round_up(n, PANEL) * depth;

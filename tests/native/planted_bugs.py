@@ -293,8 +293,8 @@ BUGS = [
     Bug(
         "tiles: one of three products of parts is left out",
         "gemm_tile.h",
-        "{{1, 0}, {0, 1}, {0, 0}}",
-        "{{0, 1}, {0, 0}}",
+        "if (PARTS == 2) load_b(b + f.part_b), add_products();",
+        "",
         GEMM,
         "float32_in_two_parts",
         compiled="gemm_tile.cpp",
