@@ -126,6 +126,8 @@ def refuse_idle(args: Finetune, task: Task) -> None:
     idle = {f.name: f"the task {args.task} has no use for it" for f in fields(TaskOptions) if not hasattr(task, f.name)}
     if args.features not in (None, "all"):
         idle["bilstm"] = "--features has one of its own"
+    if args.features is not None:
+        idle["activation_checkpointing"] = "--features trains a BiLSTM, which keeps its activations"
     if args.token_budget is not None:
         idle["batch_size"] = "--token-budget says how large a batch is"
     if args.grid:

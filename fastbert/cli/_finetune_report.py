@@ -58,14 +58,15 @@ def one_answer(task: Task, args: Finetune, train_rows: Sequence[Row], dev_rows: 
 
 
 def _recipe(args: Finetune, trainings: int) -> str:
+    parts = f" in {args.accumulate} micro-batches" if args.accumulate > 1 else ""
     if args.grid:
         sizes, rates, epochs = (
             ", ".join(f"{value:g}" for value in values)
             for values in (args.grid_batch_sizes, args.grid_lrs, args.grid_epochs)
         )
-        return f"{trainings} trainings: batches of {sizes} rows x lr {rates} x {epochs} epochs"
+        return f"{trainings} trainings: batches of {sizes} rows{parts} x lr {rates} x {epochs} epochs"
     size = counted(args.token_budget, "token") if args.token_budget else counted(args.batch_size, "row")
-    recipe = f"{counted(args.epochs, 'epoch')} of batches of {size}, lr {args.lr:g}"
+    recipe = f"{counted(args.epochs, 'epoch')} of batches of {size}{parts}, lr {args.lr:g}"
     return f"{trainings} trainings of {recipe}" if trainings > 1 else recipe
 
 

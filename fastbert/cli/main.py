@@ -44,6 +44,15 @@ COMMANDS = {
     "doctor": "show what was found on this machine, and which backend serves each op",
 }
 
+# What to try if the memory is not enough.
+LESS_MEMORY = {
+    "pretrain": "a smaller --token-budget with a larger --accumulate, which makes the same batch, "
+    "--activation-checkpointing, or --precision bf16",
+    "finetune": "--accumulate 2 or more, which makes the same step in parts, --activation-checkpointing, or "
+    "--precision bf16",
+    **dict.fromkeys(("evaluate", "predict", "encode"), "a smaller --token-budget"),
+}
+
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -183,8 +192,8 @@ def _join_lines_of_help(options: type) -> None:
             _join_lines_of_help(field.default_factory)
 
 
-def explain(error: Exception) -> tuple[str, int]:
-    """An error as one sentence, and the exit status: 2 for bad input, 1 for a bug of ours."""
+def explain(error: Exception, command: str = "") -> tuple[str, int]:
+    """An error of a command as one sentence, and the exit status: 2 for bad input, 1 for a bug of ours."""
     if isinstance(error, FastbertError):
         return str(error), EXIT_BAD_INPUT
     if isinstance(error, OSError):
@@ -197,11 +206,23 @@ def explain(error: Exception) -> tuple[str, int]:
     reported = re.search(r"\b(?:code: |os error )(\d+)\b", str(error))
     if reported and int(reported[1]) in NO_ROOM:
         return os.strerror(int(reported[1])), EXIT_BAD_INPUT
+    if _is_out_of_memory(error):
+        asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
+        what = "not enough memory" + (" on the GPU" if "CUDA" in str(error) else "")
+        what += f": {asked[1]} more could not be had" if asked else ""
+        return f"{what}; try {LESS_MEMORY[command]}" if command in LESS_MEMORY else what, EXIT_BAD_INPUT
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("fastbert"):
         package = error.name.partition(".")[0]
         return f"the package {package}, which fastbert needs, is not installed for {sys.executable}", EXIT_BAD_INPUT
     what = f"internal error, please report it: {type(error).__name__}: {error}"
     return f"{what} (FASTBERT_DEBUG=1 shows the traceback)", EXIT_FAILURE
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory could not be had: by Python and numpy, and by torch, which this module does not import."""
+    said = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and any(text in str(error) for text in said))
 
 
 def _fail(message: str, status: int) -> int:
@@ -255,7 +276,9 @@ def _main(argv: list[str]) -> int:
         if debug:
             raise
         # A run of several processes prints one sentence, from the process that failed.
-        return EXIT_BAD_INPUT if getattr(error, "told_by_another_rank", False) else _fail(*explain(error))
+        if getattr(error, "told_by_another_rank", False):
+            return EXIT_BAD_INPUT
+        return _fail(*explain(error, next((word for word in argv if word in COMMANDS), "")))
 
 
 def _shown(error: UnicodeEncodeError) -> tuple[str | bytes, int]:

@@ -28,8 +28,9 @@ FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
 _MOST = 100_000
 """Upper limit of epochs and of trainings. They are planned one by one, so a far larger number would never start."""
 
-# Options that do not change results: how often something is printed and written.
-NEUTRAL = {"log_every", "save_every", "keep", "resume"}
+# Options that a run may be resumed with other values of: how often something is printed and written, and what a step is
+# divided into, which changes rounding and dropout's draws (a resumed run says so) or not even these.
+NEUTRAL = {"log_every", "save_every", "keep", "resume", "accumulate", "activation_checkpointing"}
 
 
 @dataclass(kw_only=True)
@@ -72,6 +73,11 @@ class FinetuneConfig(TaskOptions):
     """Rows in a batch (for squad1 and squad2, windows)."""
     token_budget: int | None = None
     """Tokens in a batch, instead of --batch-size: as many rows as fit."""
+    accumulate: int = 1
+    """Micro-batches of a step: the batch is computed in so many parts, whose gradients are added up. Less memory for
+    the same step, but for dropout's draws."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: less memory, a third more arithmetic."""
     lr: float = 2e-5
     """Peak learning rate; the paper tries 2e-5, 3e-5, 4e-5 and 5e-5."""
     warmup: float = 0.1
@@ -113,7 +119,7 @@ class FinetuneConfig(TaskOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(self, "epochs", "batch_size", "token_budget", "limit_train", "limit_dev")
+        check_at_least_one(self, "epochs", "batch_size", "token_budget", "accumulate", "limit_train", "limit_dev")
         check_at_least_one(self, "log_every", "save_every", "keep")
         if self.epochs > _MOST:
             raise InputError(f"epochs must be at most {_MOST}, got {self.epochs}")

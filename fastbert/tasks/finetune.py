@@ -64,7 +64,9 @@ def finetune(
     with started(out, config.resume) as start:
         now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
         # Weights may differ, since new heads may have been drawn from other seeds; those of rank 0 are used.
-        same_on_all(current(), {name: value for name, value in now.items() if name != "model's weights"})
+        alike = {name: value for name, value in now.items() if name != "model's weights"}
+        divided = {name: getattr(config, name) for name in ("accumulate", "activation_checkpointing")}
+        same_on_all(current(), alike | divided)
         if start.ended:
             return result_again(task, model, tokenizer, dev_rows, config, out, now)
         data = prepare(task, model, tokenizer, train_rows, dev_rows, config)

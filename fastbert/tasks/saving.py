@@ -178,7 +178,7 @@ class FinetuneCheckpoints:
         if "finetune" not in state:
             raise CheckpointError(f"{point}: expected a checkpoint of fastbert finetune, got one of fastbert pretrain")
         check_same(point, state["finetune"], self._identity)
-        arithmetic.warn_of_others(point, state["computed_with"], current())
+        arithmetic.warn_of_others(point, state["computed_with"], self._computed_with(), current())
         told = dict(state["progress"])
         winner = told.pop("winner")
         if winner is not None:
@@ -186,6 +186,9 @@ class FinetuneCheckpoints:
             winner = Best.of(winner["metric"], weights, winner)
         self.progress = Progress(**told, winner=winner)
         self._saved = (tensors, state) if "training" in state else None
+
+    def _computed_with(self) -> dict:
+        return arithmetic.computed_with(current()) | {"micro-batches": self.config.accumulate}
 
     def __enter__(self) -> FinetuneCheckpoints:
         self._stop.__enter__()
@@ -244,7 +247,7 @@ class FinetuneCheckpoints:
         told["wall_seconds"] = self.wall_seconds
         path, world = self.directory / f"step_{step}", current()
         state = {**state, "finetune": self._identity, "progress": told}
-        state["computed_with"] = arithmetic.computed_with(world)
+        state["computed_with"] = self._computed_with()
         try:
             if world.first:
                 options = {"keep": self.config.keep, "world_size": world.size, "more": more}

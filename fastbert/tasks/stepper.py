@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from .. import optim
 from ..errors import InputError
 from ..modules.mode import plain_outputs
 from ..optim import schedules
+from ..packing import PackedBatch
 from ..train import shaped_steps
 from .base import Example, Task
 from .config import FinetuneConfig
@@ -22,7 +25,8 @@ from .world import make_engine
 class Stepper:
     """Makes one optimiser step per batch with AdamW and a linear schedule, by the engine that pre-training uses.
 
-    Of n processes, the one of rank r takes rows r, r + n, ... of a batch; losses are weighted by the share of labels.
+    Of n processes, the one of rank r takes rows r, r + n, ... of a batch, and computes them in ``config.accumulate``
+    micro-batches; losses are weighted by the share of labels.
 
     Args:
         model: trained in place; moved to the device of this process.
@@ -35,7 +39,8 @@ class Stepper:
         engine: the engine.
 
     Raises:
-        InputError: ``cuda_graph: on`` for a model, engine or device that does not allow captured steps.
+        InputError: ``cuda_graph: on`` for options, a model, an engine or a device that do not allow captured steps, or
+            ``activation_checkpointing`` for a model that cannot do it.
     """
 
     def __init__(
@@ -44,6 +49,10 @@ class Stepper:
         self.model, self.task, self.examples, self.config, self.total = model, task, examples, config, total
         self.warmup = round(config.warmup * total) / total  # whole steps, as in transformers' schedule
         self.count = 0
+        if config.activation_checkpointing:
+            if not getattr(model, "supports_gradient_checkpointing", False):
+                raise InputError(f"activation_checkpointing needs a model of layers, got a {type(model).__name__}")
+            model.gradient_checkpointing_enable()
         groups = optim.param_groups(model, config.weight_decay)
         optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
         self.engine = make_engine(model, optimizer, config)
@@ -55,7 +64,8 @@ class Stepper:
         engine, wanted = self.engine, self.config.cuda_graph
         if wanted == "off" or (wanted == "auto" and engine.device.type != "cuda"):
             return None
-        reason = shaped_steps.why_not(engine)
+        reason = "a step of several micro-batches is not captured" if self.config.accumulate > 1 else None
+        reason = reason or shaped_steps.why_not(engine)
         if reason is not None:
             if wanted == "on":
                 raise InputError(f"cuda_graph: on is not possible: {reason}")
@@ -67,24 +77,37 @@ class Stepper:
 
     def step(self, indices: Sequence[int]) -> dict:
         """Makes a step on the examples of these indices; returns step, loss, grad_norm, lr and tokens."""
-        engine = self.engine
-        own = indices[min(engine.world.rank, len(indices) - 1) :: engine.world.size]
-        batch, labels = self.task.collate([self.examples[index] for index in own])
+        engine, world = self.engine, self.engine.world
         self.model.train()
         lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
+        parts = self._micro_batches(indices)
+        batch, labels, _ = parts[0]
         if self._shaped is not None and self._shaped.takes(batch, labels):
             loss, grad_norm = self._shaped.run(batch, labels, lr, self._plain).tolist()
             return self._done(loss, grad_norm, lr, batch.num_tokens)
-        batch = batch.to(engine.device)
-        labels = to_device(labels, engine.device)
-        weight, tokens = 1.0, batch.num_tokens
-        if engine.world.size > 1:
-            # If a batch has fewer rows than there are processes, some repeat its last row, which does not count.
-            count = count_targets(labels, len(own)) if engine.world.rank < len(indices) else 0
-            total, tokens = engine.reduce([count, tokens if count else 0])
-            weight, tokens = count / max(total, 1), int(tokens)
-        loss = engine.backward(lambda: engine.forward(batch, **labels, **self._plain).loss * weight)
-        return self._done(*_numbers(loss, engine.step(lr)), lr, tokens)
+        # If a batch has fewer rows than there are processes, some repeat its last row, which does not count.
+        counts = [count_targets(labels, rows) for _, labels, rows in parts] if world.rank < len(indices) else [0]
+        tokens = sum(batch.num_tokens for batch, _, _ in parts) if world.rank < len(indices) else 0
+        total, tokens = engine.reduce([sum(counts), tokens])
+        losses = []
+        for (batch, labels, _), count in zip(parts, counts, strict=True):
+            last = len(losses) == len(parts) - 1
+            losses.append(self._backward(batch, labels, count / max(total, 1), last))
+        return self._done(*_numbers(sum(losses), engine.step(lr)), lr, int(tokens))
+
+    def _micro_batches(self, indices: Sequence[int]) -> list[tuple[PackedBatch, dict[str, Any], int]]:
+        """This rank's share of a batch, collated in parts: batch, labels and number of rows. All ranks have as many."""
+        world = self.engine.world
+        own = indices[min(world.rank, len(indices) - 1) :: world.size]
+        count = min(self.config.accumulate, max(len(indices) // world.size, 1))
+        parts = np.array_split(own, count)
+        return [(*self.task.collate([self.examples[index] for index in part]), len(part)) for part in parts]
+
+    def _backward(self, batch: PackedBatch, labels: dict[str, Any], weight: float, last: bool) -> Tensor:
+        """Adds the gradients of a micro-batch; returns its loss, weighted by its share of the step's labels."""
+        engine = self.engine
+        batch, labels = batch.to(engine.device), to_device(labels, engine.device)
+        return engine.backward(lambda: engine.forward(batch, **labels, **self._plain).loss * weight, last)
 
     def _done(self, loss: float, grad_norm: float, lr: float, tokens: int) -> dict:
         """Counts a step; returns its record."""

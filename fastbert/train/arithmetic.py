@@ -35,15 +35,15 @@ def differing(before: dict, now: dict) -> list[str]:
     return [f"{name} {now[name]} ({before[name]} before)" for name in names]
 
 
-def warn_of_others(path: str | os.PathLike, before: dict, world: World) -> None:
+def warn_of_others(path: str | os.PathLike, before: dict, now: dict, world: World) -> None:
     """Warns, on the first rank, if a run is resumed under other conditions than those under which its checkpoint was
     written: the run is as good, but its bits differ from those of an uninterrupted run.
 
     Args:
         path: the checkpoint.
-        before: the result of `computed_with` at that time.
+        before, now: the results of `computed_with` at that time and now.
     """
-    others = differing(before, computed_with(world))
+    others = differing(before, now)
     if others and world.first:
         _log.warning(
             "%s continues under other conditions, so its bits will differ from those of an uninterrupted run: %s",

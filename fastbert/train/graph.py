@@ -29,6 +29,8 @@ from .engine import LocalEngine
 
 # Steps that run uncaptured first, in which libraries allocate their workspaces and kernels are compiled.
 _WARM_UP = 3
+# Why a model that recomputes its activations is not captured.
+RECOMPUTES = "activation_checkpointing reads the generator of the host in the backward pass"
 
 
 def why_not(engine: LocalEngine) -> str | None:
@@ -76,7 +78,7 @@ def _option_in_the_way(config: PretrainConfig, engine: LocalEngine) -> str | Non
     if config.spike_sigma:
         return "spike_sigma needs the loss of a step before its update"
     if config.activation_checkpointing:
-        return "activation_checkpointing reads the generator of the host in the backward pass"
+        return RECOMPUTES
     if not getattr(engine.model, "fixed_shapes", True):
         return f"the layers of a {type(engine.model).__name__} read the lengths of sequences on the host"
     return None

@@ -178,7 +178,8 @@ class RunCheckpoints:
         loop.enter(loop.phases[state["phase"]])
         self._check_order(path, state["order"])
         loop.engine.restore(path, tensors, state)
-        arithmetic.warn_of_others(path, state["computed_with"], loop.engine.world)
+        world = loop.engine.world
+        arithmetic.warn_of_others(path, state["computed_with"], arithmetic.computed_with(world), world)
         loop.step, loop.tokens, loop.batches.place = state["step"], state["tokens"], tuple(state["place"])
         loop.agreed_seconds = state["seconds"]
         loop.clock.go_on(state["seconds"], state["processor_seconds"])

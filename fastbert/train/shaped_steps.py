@@ -39,6 +39,8 @@ def why_not(engine: LocalEngine) -> str | None:
     """None if the steps of an engine can have fixed shapes, otherwise the reason, in words."""
     if type(engine) is not LocalEngine:
         return "steps of several processes are not captured"
+    if getattr(engine.model, "is_gradient_checkpointing", False):
+        return graph.RECOMPUTES
     if not getattr(engine.model, "fixed_shapes", True) or getattr(engine.model, "bilstm", None) is not None:
         return f"the layers of this {type(engine.model).__name__} read the lengths of sequences on the host"
     return graph.why_not(engine) if engine.device.type == "cuda" else None

@@ -1,15 +1,18 @@
 """The command line's door: help, unknown commands, and every failure as one sentence."""
 
+import dataclasses
 import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastbert.cli import doctor, finetune, pretrain
 from fastbert.cli import main as cli
@@ -201,6 +204,12 @@ def failing(monkeypatch):
         (UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed"), 2, "in UTF-8, got 'caf\\udce9'\n"),
         (ModuleNotFoundError("no", name="tyro.conf"), 2, "the package tyro, which fastbert needs, is not installed"),
         (ModuleNotFoundError("no", name="fastbert.cli.nothing"), 1, "internal error"),
+        (MemoryError(), 2, "fastbert: not enough memory\n"),
+        (
+            MemoryError("Unable to allocate 7.45 GiB for an array with shape"),
+            2,
+            "memory: 7.45 GiB more could not be had\n",
+        ),
         (KeyboardInterrupt(), 130, "fastbert: interrupted\n"),
         (TypeError("oops"), 1, "internal error, please report it: TypeError: oops"),
     ],
@@ -211,6 +220,41 @@ def test_failures_are_one_sentence(failing, capsys, error, status, sentence):
     message = capsys.readouterr().err
     assert sentence in message
     assert one_sentence(message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.81 GiB"
+        ),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_a_gpu_of_too_little_memory_is_no_bug(error):
+    message, status = cli.explain(error, "finetune")
+    assert status == 2
+    asked = ": 2.00 GiB more could not be had" if "2.00" in str(error) else ""
+    assert message.startswith(f"not enough memory on the GPU{asked}; try --accumulate 2 or more, which makes the same")
+
+
+def test_nor_is_a_machine_of_too_little_memory():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8, device="cpu")
+    message, status = cli.explain(caught.value, "predict")
+    assert (message, status) == (
+        "not enough memory: 1152921504606846976 bytes more could not be had; try a smaller --token-budget",
+        2,
+    )
+
+
+@pytest.mark.parametrize("command", cli.LESS_MEMORY)
+def test_what_to_try_then_are_options_of_the_command(command):
+    names = {field.name.replace("_", "-") for field in dataclasses.fields(cli.command_class(command))}
+    options = re.findall(r"--([a-z-]+)", cli.LESS_MEMORY[command])
+    assert options
+    assert set(options) <= names
 
 
 def test_debug_shows_the_traceback(failing, monkeypatch):

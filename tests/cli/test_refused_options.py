@@ -30,6 +30,10 @@ def refused(capsys, *words) -> str:
         ("ner --doc-stride 64", "--doc-stride 64 would change nothing: the task ner has no use for it"),
         ("squad1 --document-context", "--document-context would change nothing: the task squad1 has no use for it"),
         ("ner --features last --bilstm 8", "--bilstm 8 would change nothing: --features has one of its own"),
+        (
+            "ner --features last --activation-checkpointing",
+            "--activation-checkpointing would change nothing: --features trains a BiLSTM, which keeps its activations",
+        ),
         ("mrpc --token-budget 256 --batch-size 8", "--batch-size 8 would change nothing: --token-budget says how"),
         ("mrpc --grid --lr 1e-4", "--lr 0.0001 would change nothing: --grid tries those of --grid-lrs"),
         ("mrpc --grid --epochs 9", "--epochs 9 would change nothing: --grid tries those of --grid-epochs"),

@@ -35,7 +35,16 @@ def run(directory, out, **options) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"zero": 2}, marks=[DEEPSPEED, pytest.mark.slow])], ids=["ddp", "zero2"]
+    "options",
+    [
+        {},
+        {"accumulate": 3},
+        *(
+            pytest.param(given, marks=[DEEPSPEED, pytest.mark.slow])
+            for given in ({"zero": 2}, {"zero": 2, "accumulate": 3})
+        ),
+    ],
+    ids=["ddp", "ddp-parts", "zero2", "zero2-parts"],
 )
 def test_two_processes_come_to_what_one_does(directory, tmp_path, options):
     expected = run(directory, tmp_path / "one")
@@ -46,17 +55,23 @@ def test_two_processes_come_to_what_one_does(directory, tmp_path, options):
     assert {p.name for p in (tmp_path / "two").iterdir()} == {p.name for p in (tmp_path / "one").iterdir()}
 
 
-def test_processes_started_with_other_options_are_refused(directory, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"weight_decay": 0.1}, "weight_decay 0.1 on rank 1 and 0.01"),
+        ({"accumulate": 2}, "accumulate 2 on rank 1 and 1"),
+    ],
+)
+def test_processes_started_with_other_options_are_refused(directory, tmp_path, options, told):
     def work() -> str:
-        options = {"weight_decay": 0.1} if os.environ["RANK"] == "1" else {}
+        given = options if os.environ["RANK"] == "1" else {}
         try:
-            run(directory, tmp_path / "run", **options)
+            run(directory, tmp_path / "run", **given)
         except InputError as error:
             return str(error)
 
-    told = rank_runs.launch(work, 2, tmp_path)
-    what = "expected all 2 processes to be started alike, got weight_decay 0.1 on rank 1 and 0.01 on rank 0"
-    assert told == [what, what]
+    what = f"expected all 2 processes to be started alike, got {told} on rank 0"
+    assert rank_runs.launch(work, 2, tmp_path) == [what, what]
     assert not (tmp_path / "run").exists()
 
 
