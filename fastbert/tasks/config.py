@@ -93,8 +93,9 @@ class FinetuneConfig(TaskOptions):
     """Longest sequence in tokens; longer ones are cut."""
     seed: int = 0
     """Seed of the new head, the order of the rows and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 keeps fp32 weights and multiplies in bfloat16."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 keep fp32 weights and multiply in these types; fp16, for GPUs without bfloat16, also scales the
+    loss, and skips steps until the scale fits."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Pad batches to a few shapes, for each of which a GPU replays one graph of the whole step: auto = on one GPU, if
     the head allows it; on = fail if it is not possible (a CPU computes the same batches without a graph)."""

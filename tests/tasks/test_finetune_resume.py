@@ -151,13 +151,14 @@ def test_a_signal_ends_an_evaluation_and_the_resumed_run_makes_it_up(directory, 
         ("ner", runs.conll_of, {"features": "mix", "feature_units": 8}),
         ("stsb", runs.stsb_of, {}),
         ("stsb", runs.stsb_of, {"bilstm": 8}),
-        *((name, text, {"precision": "bf16"}) for name, text in _TEXTS.items()),
+        *((name, text, {"precision": p}) for p in ("bf16", "fp16") for name, text in _TEXTS.items()),
         ("ner", runs.conll_of, {"features": "mix", "feature_units": 8, "precision": "bf16"}),
         ("stsb", runs.stsb_of, {"bilstm": 8, "precision": "bf16"}),
     ],
     ids=[
         *("squad2", "swag", "ner", "ner-features", "ner-mix", "stsb", "stsb-bilstm"),
-        *(f"{name}-bf16" for name in (*_TEXTS, "ner-mix", "stsb-bilstm")),
+        *(f"{name}-{precision}" for precision in ("bf16", "fp16") for name in _TEXTS),
+        *("ner-mix-bf16", "stsb-bilstm-bf16"),
     ],
 )
 def test_of_every_task(directory, tmp_path, name, text, prepare):
@@ -175,7 +176,7 @@ def test_of_every_task(directory, tmp_path, name, text, prepare):
     options = {"rows": tuple(parts), "name": name, "prepare": setting, "bilstm": prepare.get("bilstm"), "epochs": 2}
     options["precision"] = prepare.get("precision", "fp32")
     expected, _ = runs.run(directory, tmp_path / "whole", **options)
-    if options["precision"] == "bf16":
+    if options["precision"] != "fp32":
         runs.run(directory, tmp_path / "fp32", **{**options, "precision": "fp32", "epochs": 1})
         losses = [runs.read(tmp_path / run / "metrics.jsonl")[0]["loss"] for run in ("whole", "fp32")]
         assert 0 < abs(losses[0] - losses[1]) < 0.02 * losses[1]
