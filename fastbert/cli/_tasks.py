@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..data.chunks import characters_of, windows
 from ..errors import InputError
 from ..options import fitted_options
@@ -22,12 +24,14 @@ from ..tasks import registry
 from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
-from ..tasks.predict import run_model
+from ..tasks.predict import Outputs, run_model
 from ..tasks.trained import load_trained, model_directory, trained_with
 from ..wording import counted
 from ._options import PredictOptions, option
 from ._progress import progress
 
+Computed = Callable[[Task, Sequence[Row], Sequence[np.ndarray]], object]
+"""A function of a task, some rows, and the model's outputs for their examples."""
 SHOWN_REASONS = 5
 COLUMNS = ("text_columns", "label_column")
 _PART = re.compile(r"(.+-)([0-9]{5})(-of-([0-9]{5}).*)")
@@ -187,8 +191,8 @@ class Trained:
         self.task.adopt(self._model.config)
         check_fit(self.task, self._tokenizer, self._model.config, self._max_seqlen)
 
-    def predict(self, rows: Sequence[Row], advance: Callable[..., None], whole: bool) -> tuple[list, float | None]:
-        """The predictions for rows, and the mean loss.
+    def predict(self, rows: Sequence[Row], advance: Callable[..., None], whole: bool) -> tuple[list, Outputs]:
+        """The predictions for rows, and the model's outputs for their examples.
 
         Args:
             rows: the rows to predict.
@@ -205,7 +209,7 @@ class Trained:
                 advance_rows(count * len(rows) / len(examples))
 
         outputs = run_model(self.task, self._model, examples, self._token_budget, advance)
-        return self.task.decode(rows, examples, outputs.values), outputs.loss
+        return self.task.decode(rows, examples, outputs.values), outputs
 
 
 def evaluate_file(
@@ -216,18 +220,22 @@ def evaluate_file(
     rows = read_rows(trained.task, data, options.skip_bad_rows, options.fallback_encoding, labelled=True)
     trained.load()
     with progress(f"{name}: predicting", None, "rows") as advance:
-        predictions, loss = trained.predict(rows, advance, whole=True)
-    return trained.task, rows, predictions, loss
+        predictions, outputs = trained.predict(rows, advance, whole=True)
+    return trained.task, rows, predictions, outputs.loss
 
 
 @contextlib.contextmanager
 def predicted(
-    name: str, run: Path, data: Path, options: PredictOptions
+    name: str, run: Path, data: Path, options: PredictOptions, computed: Computed | None = None
 ) -> Iterator[tuple[Task, Iterable[Row], Iterable]]:
     """Yields the task, the rows of a file and their predictions, in the order of the rows. For a task that streams,
     both are iterators, and a window of rows is kept only until it is consumed.
 
     A file is checked before anything is computed, so that a bad row is found at once; a pipe cannot be read twice.
+
+    Args:
+        name, run, data, options: as for `Trained`, and the file.
+        computed: called with some rows and their outputs before these rows are consumed.
     """
     trained = Trained(name, run, options, labelled=False)
     task, count = trained.task, None
@@ -246,7 +254,9 @@ def predicted(
         def pairs() -> Iterator[tuple[Row, Any]]:
             kept = 0
             for window in parts:
-                predictions, _ = trained.predict(window, advance, whole=not task.streams)
+                predictions, outputs = trained.predict(window, advance, whole=not task.streams)
+                if computed is not None:
+                    computed(task, window, outputs.values)
                 kept += len(window)
                 yield from zip(window, predictions, strict=True)
             if task.streams and count is None:

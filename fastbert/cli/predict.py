@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from ..errors import InputError
 from ..files import STANDARD_OUTPUT
 from ._options import PredictOptions
-from ._paths import InputPath, OutputOrStandard
+from ._paths import InputPath, OutputOrStandard, OutputPath
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..tasks.base import Row, Task
+    from ..tasks.classification import Classification
+    from ._tasks import Computed
 
 
 @dataclass(kw_only=True)
@@ -32,21 +42,57 @@ class Predict(PredictOptions):
     out: Annotated[OutputOrStandard, arg(metavar="FILE")] = "-"
     """The file of predictions, - for standard output; or a directory (it exists, or its name ends in a slash), where
     the file gets its official name (SST-2.tsv)."""
+    probabilities: Annotated[OutputPath | None, arg(metavar="FILE")] = None
+    """Tasks of classes: also write a table with the probability of every class."""
 
 
 def run(args: Predict) -> None:
     """Streams the rows if the task can; a file of predictions is written atomically."""
-    from ..result_files import check_writable
+    from ..result_files import atomic_write, check_writable
     from ..signals import removed_on_sigterm
     from ..tasks import registry
     from ._tasks import predicted
 
-    name = registry.get(args.task).submission_name(args.data)
+    task = registry.get(args.task)
     out = Path("-" if args.out in STANDARD_OUTPUT else args.out)
     if out.is_dir() or args.out.endswith("/"):
-        out /= name
+        out /= task.submission_name(args.data)
     check_writable(out, args.data)
-    with removed_on_sigterm(), predicted(args.task, args.model, args.data, args) as (task, rows, predictions):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(removed_on_sigterm())
+        computed, table = None, args.probabilities
+        if table is not None:
+            _check_probabilities(task, table, out, args.data)
+            computed = _writer(stack.enter_context(atomic_write(table)))
+        found = predicted(args.task, args.model, args.data, args, computed)
+        task, rows, predictions = stack.enter_context(found)
         written = task.write_predictions(rows, predictions, out)
-    for path in written:
+    for path in (*written, table) if written and table is not None else written:
         print(path)
+
+
+def _check_probabilities(task: Task, table: Path, out: Path, data: Path) -> None:
+    """Raises InputError if the task has no classes, or if a file would be written twice."""
+    from ..result_files import check_writable
+    from ..tasks.classification import Classification
+
+    if not isinstance(task, Classification):
+        raise InputError(f"--probabilities belongs to tasks of classes, got the task {task.name}")
+    if table.absolute() == out.absolute():
+        raise InputError(f"--probabilities: expected another file than the predictions', got {table} for both")
+    check_writable(table, data)
+
+
+def _writer(file: IO[str]) -> Computed:
+    """What writes the probabilities of some rows into a table, first its header."""
+    began = False
+
+    def write(task: Classification, rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> None:
+        nonlocal began
+        if not began:
+            file.write("\t".join(["index", *task.labels]) + "\n")
+            began = True
+        for row, *shares in task.probabilities(rows, outputs):
+            file.write("\t".join([row, *(f"{share:.6f}" for share in shares)]) + "\n")
+
+    return write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -91,6 +91,12 @@ class Classification(TextTask):
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:
         return [self.labels[int(np.argmax(logits))] for logits in outputs]
+
+    def probabilities(self, rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> Iterator[Sequence]:
+        """A line for each row: its id, and the probability of each label, in the order of `labels`."""
+        for row, logits in zip(rows, outputs, strict=True):
+            shares = np.exp(np.float64(logits) - max(logits))
+            yield row.id, *(float(share) for share in shares / shares.sum())
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, float]:
         gold = [row.label for row in rows]

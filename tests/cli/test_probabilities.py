@@ -1,0 +1,78 @@
+"""`fastbert predict --probabilities`: the table beside the predictions."""
+
+from __future__ import annotations
+
+import tiny_bert
+import torch
+
+from fastbert.cli.main import main
+from fastbert.data import chunks
+
+LABELS = {0: "neg", 1: "neutral", 2: "pos"}
+
+
+def predict(tmp_path, *more, task="text-classification", labels=LABELS) -> int:
+    names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
+    model = tiny_bert.save(tmp_path / "model", "BertForSequenceClassification", **names)
+    data = tmp_path / "data.tsv"
+    if not data.exists():
+        rows = [f"r{row.id}\t{row.texts[0]}" for row in tiny_bert.rows_of(7, 1)]
+        data.write_text("\n".join(["id\ttext", *rows]) + "\n")
+    return main(["predict", task, "--model", str(model), "--data", str(data), *map(str, more)])
+
+
+def test_the_table_is_transformers_softmax(tmp_path, monkeypatch, capsys):
+    """Over several windows of rows."""
+    from transformers import BertForSequenceClassification, BertTokenizerFast
+
+    monkeypatch.setattr(chunks, "WINDOW", 3)
+    out, table = tmp_path / "out.tsv", tmp_path / "table.tsv"
+    assert predict(tmp_path, "--out", out, "--probabilities", table) == 0
+    assert capsys.readouterr().out.endswith(f"{out}\n{table}\n")
+    header, *lines = [line.split("\t") for line in table.read_text().splitlines()]
+    assert header == ["index", "neg", "neutral", "pos"]
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    tokenizer = BertTokenizerFast(str(tmp_path / "model" / "vocab.txt"))
+    predictions = dict(line.split("\t") for line in out.read_text().splitlines()[1:])
+    assert [line[0] for line in lines] == [f"r{number}" for number in range(7)] == list(predictions)
+    for row, line in zip(tiny_bert.rows_of(7, 1), lines, strict=True):
+        with torch.no_grad():
+            expected = model(**tokenizer(row.texts[0], return_tensors="pt")).logits[0].softmax(-1)
+        torch.testing.assert_close(torch.tensor([float(x) for x in line[1:]]), expected, rtol=0, atol=2e-6)
+        assert predictions[line[0]] == LABELS[int(expected.argmax())]
+
+
+def test_predictions_on_standard_output_are_not_mixed_with_its_path(tmp_path, capsys):
+    assert predict(tmp_path, "--probabilities", tmp_path / "table.tsv") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\t") == 8
+    assert "table.tsv" not in printed
+    assert len((tmp_path / "table.tsv").read_text().splitlines()) == 8
+
+
+def test_large_logits_are_no_overflow():
+    from fastbert.tasks import registry
+    from fastbert.tasks.base import Row
+
+    task = registry.get("sst2")
+    [(index, *shares)] = task.probabilities([Row("0", ("x",), None)], [torch.tensor([1000.0, -1000.0]).numpy()])
+    assert (index, shares) == ("0", [1.0, 0.0])
+
+
+def test_a_row_that_ends_the_command_leaves_no_table(tmp_path, capsys):
+    (tmp_path / "data.tsv").write_text("id\ttext\n1\ta film\n1\ta film\n")
+    table = tmp_path / "table.tsv"
+    assert predict(tmp_path, "--out", tmp_path / "out.tsv", "--probabilities", table) == 2
+    assert "line 3" in capsys.readouterr().err
+    assert not table.exists()
+
+
+def test_what_has_no_classes_or_no_file_of_its_own_is_refused(tmp_path, capsys):
+    table = tmp_path / "table.tsv"
+    assert predict(tmp_path, "--out", table, "--probabilities", table) == 2
+    assert f"expected another file than the predictions', got {table} for both" in capsys.readouterr().err
+    assert predict(tmp_path, "--probabilities", table, task="stsb") == 2
+    assert "--probabilities belongs to tasks of classes, got the task stsb" in capsys.readouterr().err
+    assert predict(tmp_path, "--probabilities", tmp_path / "data.tsv") == 2
+    assert "expected an output file that is not the input" in capsys.readouterr().err
+    assert not table.exists()
