@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..packing import PackedBatch
@@ -22,8 +26,27 @@ class _Batches(Dataset):
         return epoch, index, self._data.collate(epoch, sample_ids)
 
 
-def _as_it_is(item):
+_Item = tuple[int, int, PackedBatch]
+
+
+def _as_it_is(item: _Item) -> _Item:
     return item
+
+
+# A worker's tensors would go through shared memory, of which a container has 64 MB. What does not fit there is lost
+# without an error in this process, which would wait for it without end. Arrays go through a pipe.
+def _with_arrays(item: _Item) -> _Item:
+    return _changed(item, torch.Tensor, torch.Tensor.numpy)
+
+
+def _with_tensors(item: _Item) -> _Item:
+    return _changed(item, np.ndarray, torch.from_numpy)
+
+
+def _changed(item: _Item, kind: type, change: Callable[[Any], Any]) -> _Item:
+    epoch, index, batch = item
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return epoch, index, replace(batch, **{name: change(x) for name, x in values.items() if isinstance(x, kind)})
 
 
 def _begin_worker(_number: int) -> None:
@@ -53,14 +76,13 @@ def make_loader(
     Yields:
         (epoch, batch index, PackedBatch).
     """
-    return iter(
-        DataLoader(
-            _Batches(data, token_budget),
-            sampler=ranks.places(lambda epoch: len(data.batches(epoch, token_budget)), start, rank, world_size),
-            batch_size=None,
-            num_workers=num_workers,
-            multiprocessing_context=quick_context() if num_workers else None,
-            collate_fn=_as_it_is,
-            worker_init_fn=_begin_worker,
-        )
+    loader = DataLoader(
+        _Batches(data, token_budget),
+        sampler=ranks.places(lambda epoch: len(data.batches(epoch, token_budget)), start, rank, world_size),
+        batch_size=None,
+        num_workers=num_workers,
+        multiprocessing_context=quick_context() if num_workers else None,
+        collate_fn=_with_arrays if num_workers else _as_it_is,
+        worker_init_fn=_begin_worker,
     )
+    return map(_with_tensors, loader) if num_workers else iter(loader)

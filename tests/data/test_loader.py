@@ -68,3 +68,15 @@ def test_workers_make_the_same_batches(data):
     assert wanted[-1][0] >= 1
     for workers in (1, 2):
         assert_same(list(islice(make_loader(data, BUDGET, num_workers=workers), 20)), wanted)
+
+
+def test_workers_need_no_shared_memory(data, monkeypatch):
+    """In a container it may be as small as 64 MB, and a batch that does not fit there would be waited for for ever."""
+
+    def full(*_args):
+        raise RuntimeError("unable to write to file: No space left on device (28)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)  # workers are forks of this process
+    monkeypatch.setattr(torch.UntypedStorage, "_share_filename_cpu_", full)
+    wanted = direct(data, 1)
+    assert_same(list(islice(make_loader(data, BUDGET, num_workers=2), len(wanted))), wanted)
