@@ -96,6 +96,12 @@ def _hardware(notes: list[str]) -> dict:
     capped = hardware.cap_onednn()
     if capped:
         notes.append(capped)
+    quota = hardware.processor_quota()
+    if quota is not None and torch.get_num_threads() > hardware.num_cores():
+        notes.append(
+            f"torch computes with {torch.get_num_threads()} threads, and this container may use the time of {quota:g} "
+            f"processors, so that threads wait for each other: set OMP_NUM_THREADS={hardware.num_cores()}"
+        )
     missing = _native.why_missing()
     if missing:
         notes.append(f"the C++ kernels are not used: {missing}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import platform
 import re
@@ -231,9 +232,58 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def processor_quota(root: str = "/") -> float | None:
+    """How many processors' time this process may use in a container with a limit (``docker run --cpus 1.5``), or None
+    without one. Such a container still sees all processors of its machine.
+
+    Args:
+        root: the directory with proc and sys, which have the limits of Linux's control groups, version 1 or 2.
+    """
+    limits = []
+    for line in _lines(f"{root}/proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = f"{root}/sys/fs/cgroup/{'cpu' if controllers else ''}"
+        # The limits of the groups above hold too. For a container the mount's root may be its own group, under any path.
+        parts = [part for part in group.split("/") if part]
+        for depth in range(len(parts) + 1):
+            place = "/".join([mount, *parts[:depth]])
+            if controllers:
+                limit = [*_lines(f"{place}/cpu.cfs_quota_us"), *_lines(f"{place}/cpu.cfs_period_us")]
+            else:
+                limit = [word for words in _lines(f"{place}/cpu.max") for word in words.split()]
+            if len(limit) == 2 and all(map(str.isdecimal, limit)) and int(limit[1]):  # not "max" and not -1
+                limits.append(int(limit[0]) / int(limit[1]))
+    return min(limits, default=None)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path) as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use: those that it may run on, or fewer by `processor_quota`."""
+    quota = processor_quota()
+    return _seen_cores() if quota is None else max(min(_seen_cores(), math.ceil(quota)), 1)
+
+
+def _seen_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def start_no_more_threads_than_cores() -> None:
+    """Sets OMP_NUM_THREADS where `processor_quota` leaves fewer cores than torch has threads for, unless it is set.
+    Threads wait for each other, so that each would wait for those whose time is used up. Must come before torch is
+    imported."""
+    siblings = _lines("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    by_torch = _seen_cores() // max(len(re.findall(r"\d+", "".join(siblings))), 1)  # a thread for each physical core
+    if num_cores() < by_torch and "torch" not in sys.modules:
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))
 
 
 def default_device() -> torch.device:

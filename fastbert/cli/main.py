@@ -24,6 +24,7 @@ from types import ModuleType
 
 from ..errors import FastbertError, InputError
 from ..files import NO_ROOM
+from ..hardware import start_no_more_threads_than_cores
 from ..text_files import parse_python
 
 COMMANDS = {
@@ -315,6 +316,7 @@ def _answer(argv: list[str]) -> int:
         return _fail(f"no such command: {command}; known are {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
     if sys.platform == "win32":  # which lacks file locks and some of the signals that a run relies on
         return _fail("expected Linux or macOS, got Windows: run the commands in WSL", EXIT_BAD_INPUT)
+    start_no_more_threads_than_cores()
     run_command(command, argv[1:])
     return 0
 
