@@ -245,7 +245,7 @@ def processor_quota(root: str = "/") -> float | None:
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = f"{root}/sys/fs/cgroup/{'cpu' if controllers else ''}"
-        # The limits of the groups above hold too. For a container the mount's root may be its own group, under any path.
+        # The limits of the groups above hold too. A container's own group may be the mount's root, under any path.
         parts = [part for part in group.split("/") if part]
         for depth in range(len(parts) + 1):
             place = "/".join([mount, *parts[:depth]])
