@@ -181,6 +181,16 @@ def test_an_option_is_not_the_value_of_the_one_before():
     assert command.defaults(["--out", "RUN", "--config"]) is None
 
 
+def test_of_two_files_the_last_counts(tmp_path):
+    """As of any option that is given twice; the defaults were those of the first."""
+    paths = [tmp_path / "first.yaml", tmp_path / "second.yaml"]
+    for lr, path in enumerate(paths, 1):
+        path.write_text(f"lr: {lr}\n")
+    first, second = map(str, paths)
+    assert command.defaults(["--config", first, "--config", second]).lr == 2
+    assert command.defaults([f"--config={second}", "--config", first]).lr == 1
+
+
 def test_bad_options_at_the_command_line(tmp_path, capsys):
     path = tmp_path / "config.yaml"
     path.write_text("learning_rate: 1")
