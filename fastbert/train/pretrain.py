@@ -21,8 +21,9 @@ from .console import Console
 from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
 from .engines.deepspeed_config import configuration
-from .loop import PretrainLoop, PretrainResult
+from .loop import PretrainLoop
 from .model_and_data import begins_with, build_model, check_fit, check_heldout, open_data, warn_of_other_words
+from .result import PretrainResult
 from .run_header import header
 from .run_lock import only_run
 from .wandb_log import check_installed
