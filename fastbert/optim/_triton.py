@@ -34,22 +34,30 @@ def _of_each_kind(tensors: list[Tensor]) -> list[Tensor]:
 
 def accepts_norm(tensors: list[Tensor]) -> str | None:
     kinds = _of_each_kind(tensors)
+    if not kinds:
+        return "there is no tensor"
     if len({t.device for t in kinds}) > 1:
         return "the Triton kernels take tensors of one device, got several"
-    return next((reason for t in kinds if (reason := _plain(t))), "" if kinds else "there is no tensor") or None
+    return next((reason for t in kinds if (reason := _plain(t))), None)
 
 
 def accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
     params = [p for batch in batches for p in batch.params]
     gradients = [gradient for batch in batches for gradient in batch.gradients]
-    if reason := accepts_norm(params):
-        return reason
+    return accepts_norm(params) or _why_not_gradients(gradients, params[0].device) or _why_not_states(batches)
+
+
+def _why_not_gradients(gradients: list[Tensor], device: torch.device) -> str | None:
     for gradient in _of_each_kind(gradients):
         if reason := _plain(gradient):
             return reason
-        if gradient.device != params[0].device:
+        if gradient.device != device:
             return f"the Triton kernels take gradients on the device of their parameters, got one on {gradient.device}"
-    if not all(map(Tensor.is_contiguous, params)):
+    return None
+
+
+def _why_not_states(batches: list[Batch]) -> str | None:
+    if not all(p.is_contiguous() for batch in batches for p in batch.params):
         return _NOT_CONTIGUOUS
     for batch in batches:
         sizes = list(map(Tensor.numel, batch.params))
@@ -166,9 +174,9 @@ class _Prepared:
     def __init__(self, kind: str, rows: Rows, numbers: dict[int, tuple[float, ...]], before: _Prepared | None) -> None:
         self.row_of = {id(p): i for i, p in enumerate(rows.params)}
         self.numbers = numbers
-        logs = [[math.log2(b) if b else -1e9 for b in group["betas"]] for group in rows.groups]
         logs = [
-            pair if is_corrected(kind, group) else [0.0, 0.0] for pair, group in zip(logs, rows.groups, strict=True)
+            [math.log2(b) if b else -1e9 for b in group["betas"]] if is_corrected(kind, group) else [0.0, 0.0]
+            for group in rows.groups
         ]
         self.rates = _upload([rates(kind, group, 1) for group in rows.groups], torch.float32, rows.device)
         self.hyper = _upload(logs, torch.float64, rows.device)

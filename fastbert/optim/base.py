@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -74,6 +74,9 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     continues from its new values; writes through ``.data``, which torch does not count, are not noticed.
     """
 
+    # The op that computes the update.
+    kind: ClassVar[str]
+
     _add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
     zero_grad = _without_dynamo(torch.optim.Optimizer.zero_grad)
     _state_dict = _without_dynamo(torch.optim.Optimizer.state_dict)
@@ -120,8 +123,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         return loss
 
     def _update(self, batches: list[Batch], grad_scale: float) -> None:
-        """The optimiser's own arithmetic, on the result of `_collect`."""
-        raise NotImplementedError
+        """Updates the parameters and states of `_collect`."""
+        _dispatch.call(self.kind, batches, grad_scale)
 
     def ensure_state(self, p: Tensor) -> dict[str, Any]:
         """The parameter's entry of ``state``, created if it is missing."""
@@ -275,3 +278,9 @@ def global_norm(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of all elements of all tensors: a () float32 tensor, or float64 if a tensor is float64."""
     _check_dense(tensors)
     return _dispatch.call("grad_norm", tensors)
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """The factor that clips gradients of this norm; 1 if the norm is not finite."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
