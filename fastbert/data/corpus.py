@@ -219,9 +219,17 @@ def _is_text(file: Path, vocab: str | Path | None) -> bool:
 
 
 def _is_vocab(file: Path, vocab: str | Path | None) -> bool:
-    if vocab is not None and file.exists() and Path(vocab).exists() and file.samefile(vocab):
+    given = () if vocab is None else _files_of_vocab(Path(vocab))
+    if file.exists() and any(path.exists() and file.samefile(path) for path in given):
         return True
     return file.name == "vocab.txt" and file.with_name("tokenizer_config.json").is_file()
+
+
+def _files_of_vocab(vocab: Path) -> tuple[Path, ...]:
+    """The files of a vocabulary whose names are those of text."""
+    if vocab.is_dir():
+        return vocab / "vocab.txt", vocab / "merges.txt"
+    return (vocab, vocab.with_name("merges.txt")) if vocab.name == "vocab.json" else (vocab,)
 
 
 def kind_of(path: Path) -> str:
