@@ -207,7 +207,7 @@ class ModelConfig(abc.ABC):
         merged = dict(values)
         if "num_labels" in overrides and "id2label" not in overrides:
             named = merged.get("id2label")
-            if named is None or len(named) != overrides["num_labels"]:
+            if not isinstance(named, Mapping) or len(named) != overrides["num_labels"]:
                 merged.pop("id2label", None)
                 merged.pop("label2id", None)
         if "id2label" in overrides:

@@ -39,8 +39,8 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
         the bounds as int32, and the length of the longest sequence.
 
     Raises:
-        InputError: the bounds are not integers or do not ascend from 0 to T, max_seqlen is too small, or this pass is
-            exported.
+        InputError: the bounds are not (B+1,) integers or do not ascend from 0 to T, max_seqlen is too small, or this
+            pass is exported.
     """
     if is_exported():
         raise InputError(
@@ -50,6 +50,8 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise InputError(f"cu_seqlens must be a tensor of int32 or int64, got {got}")
+    if cu_seqlens.dim() != 1:
+        raise InputError(f"cu_seqlens must be (B+1,), got shape {tuple(cu_seqlens.shape)}")
     lengths = cu_seqlens.diff()
     visible = (cu_seqlens.device.type == "cpu" or max_seqlen is None) and not torch.compiler.is_compiling()
     if visible:
@@ -65,7 +67,7 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
 
 def _check_ascent(cu_seqlens: Tensor, lengths: Tensor, num_tokens: int) -> None:
     ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
-    if cu_seqlens.dim() != 1 or ends != [0, num_tokens] or bool((lengths < 0).any()):
+    if ends != [0, num_tokens] or bool((lengths < 0).any()):
         raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}")
 
 
