@@ -138,7 +138,7 @@ def device_step(
     most = float(first["max_grad_norm"]) if kind == "lamb" and divides_by_norm(first) else math.inf
     most_clip = math.inf if max_norm is None else float(max_norm)
     outcome = _dispatch.call("device_step", kind, batches, rows, lr.reshape(1), grad_scale.reshape(1), most_clip, most)
-    optimizer.agree(batches)
+    optimizer.note_synced(batches)
     return outcome
 
 
