@@ -88,7 +88,7 @@ def test_yaml_that_does_not_fit_is_one_sentence(tmp_path, text, said):
         (PretrainConfig, {"init": "large"}, "init must be one of bert, small, got 'large'"),
         (PretrainConfig, {"optimizer": "sgd"}, "optimizer must be one of adamw, lamb, got 'sgd'"),
         (Phase, {"steps": 1, "schedule": "step"}, "schedule must be one of linear, poly, constant, none, got 'step'"),
-        (FinetuneConfig, {"precision": "fp16"}, "precision must be one of fp32, bf16, got 'fp16'"),
+        (FinetuneConfig, {"precision": "fp64"}, "precision must be one of fp32, bf16, fp16, got 'fp64'"),
         (PretrainingConfig, {"objective": "clm"}, "objective must be one of mlm, causal, got 'clm'"),
     ],
 )
