@@ -104,26 +104,24 @@ def _special(
 ) -> tuple[dict[str, AddedToken], set[str]]:
     """Special tokens without ids, by content, and the contents of those that are searched for in text that is not
     normalised."""
-    listed, named = settings.get("extra_special_tokens"), _named(settings)
-    if not listed:  # the name before transformers 5
-        listed = settings.get("additional_special_tokens", listed)
-    if isinstance(listed, dict):
-        named, listed = named | listed, None
-    newer = map_of_special.get("extra_special_tokens")
-    if isinstance(newer, dict):
-        named, newer = named | newer, None
-    if newer is not None:
-        listed = [*_list(listed, vocab_path), *_list(newer, vocab_path)]
+    own = settings.get("extra_special_tokens")
+    if not own:  # the name before transformers 5
+        own = settings.get("additional_special_tokens", own)
+    named, listed = _named(map_of_special) | _named(settings), None
+    for given in (own, map_of_special.get("extra_special_tokens")):
+        if isinstance(given, dict):
+            named |= given
+        elif given is not None:
+            listed = [*(listed or ()), *_list(given, vocab_path)]
     roles = [
         token["content"] if isinstance(token, dict) else token
         for token in ({**settings, **map_of_special}.get(role) for role in _ROLES)
         if isinstance(token, str) or _is_token(token)
     ]
-    unnormalised = {*roles, *(_content(token, vocab_path) for token in _list(listed, vocab_path))}
+    unnormalised = {*roles, *(_content(token, vocab_path) for token in listed or ())}
     if listed is None:
-        listed = map_of_special.get("additional_special_tokens")
-    named = _named(map_of_special) | named
-    found = [*named.values(), *_list(listed, vocab_path)]
+        listed = _list(map_of_special.get("additional_special_tokens"), vocab_path)
+    found = [*named.values(), *listed]
     return {_content(t, vocab_path): _token(t, vocab_path, special=True) for t in found}, unnormalised
 
 
