@@ -108,10 +108,9 @@ class ElmoConfig(ModelConfig):
         for name in ("lstm_cell_clip", "lstm_projection_clip"):
             self._check_float(name, 1e-6, 1e6, optional=True)
         self._check_float("initializer_range", 0.0, 100.0)
-        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise InputError(
-                f"pad_token_id must be an id below vocab_size {self.vocab_size}, got {self.pad_token_id!r:.100}"
-            )
+        pad = self.pad_token_id
+        if pad is not None and (not isinstance(pad, int) or not 0 <= pad < self.vocab_size):
+            raise InputError(f"pad_token_id must be an id below vocab_size {self.vocab_size}, got {pad!r:.100}")
         super().validate()
 
     def _check_filters(self) -> None:

@@ -125,15 +125,15 @@ class ModelConfig(abc.ABC):
         self.validate()
 
     def _set_labels(self, num_labels, id2label, label2id) -> None:
+        """Sets the labels by their names, in whichever direction these are given, or else by their number."""
+        if id2label is None and num_labels is None and isinstance(label2id, Mapping) and label2id:
+            try:
+                id2label = {int(index): name for name, index in label2id.items()}
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InputError(f"label2id must map names to class ids, got {label2id!r:.100}") from error
         if id2label is None:
-            if num_labels is None and isinstance(label2id, Mapping) and label2id:
-                try:
-                    id2label = {int(index): name for name, index in label2id.items()}
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise InputError(f"label2id must map names to class ids, got {label2id!r:.100}") from error
-            else:
-                self.num_labels = 2 if num_labels is None else num_labels
-                return
+            self.num_labels = 2 if num_labels is None else num_labels
+            return
         try:
             self.id2label = {int(index): str(name) for index, name in id2label.items()}
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
@@ -207,7 +207,7 @@ class ModelConfig(abc.ABC):
         merged = dict(values)
         if "num_labels" in overrides and "id2label" not in overrides:
             named = merged.get("id2label")
-            if named is None or len(named) != overrides["num_labels"]:
+            if not isinstance(named, Mapping) or len(named) != overrides["num_labels"]:
                 merged.pop("id2label", None)
                 merged.pop("label2id", None)
         if "id2label" in overrides:

@@ -39,8 +39,8 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
         the bounds as int32, and the length of the longest sequence.
 
     Raises:
-        InputError: the bounds are not integers or do not ascend from 0 to T, max_seqlen is too small, or this pass is
-            exported.
+        InputError: the bounds are not (B+1,) integers or do not ascend from 0 to T, max_seqlen is too small, or this
+            pass is exported.
     """
     if is_exported():
         raise InputError(
@@ -50,14 +50,12 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise InputError(f"cu_seqlens must be a tensor of int32 or int64, got {got}")
+    if cu_seqlens.dim() != 1:
+        raise InputError(f"cu_seqlens must be (B+1,), got shape {tuple(cu_seqlens.shape)}")
     lengths = cu_seqlens.diff()
     visible = (cu_seqlens.device.type == "cpu" or max_seqlen is None) and not torch.compiler.is_compiling()
     if visible:
-        ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
-        if cu_seqlens.dim() != 1 or ends != [0, num_tokens] or bool((lengths < 0).any()):
-            raise InputError(
-                f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}"
-            )
+        _check_ascent(cu_seqlens, lengths, num_tokens)
     if max_seqlen is None or visible:
         longest = int(lengths.max()) if lengths.numel() else 0
         if max_seqlen is None:
@@ -65,6 +63,12 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
         elif longest > max_seqlen:
             raise InputError(f"max_seqlen must be at least the longest sequence, {longest}, got {int(max_seqlen)}")
     return cu_seqlens.to(torch.int32), int(max_seqlen)
+
+
+def _check_ascent(cu_seqlens: Tensor, lengths: Tensor, num_tokens: int) -> None:
+    ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
+    if ends != [0, num_tokens] or bool((lengths < 0).any()):
+        raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}")
 
 
 def _ids(row, name: str) -> Tensor:

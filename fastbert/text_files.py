@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import gzip
 import json
 import os
@@ -133,21 +134,8 @@ def read_yaml(path: str | os.PathLike) -> dict:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node, deep=False):
-            texts, values = set(), {}
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                value = key.value if key.tag == "tag:yaml.org,2002:merge" else self.construct_object(key)
-                before = key.value if key.value in texts else values.get(value)
-                if before is not None:
-                    said = f"the key {key.value!r}" + (" twice" if before == key.value else f", the same as {before!r}")
-                    raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
-                texts.add(key.value)
-                values[value] = key.value
-            return super().construct_mapping(node, deep)
-
     try:
-        value = Loader(decode_text(Path(path).read_bytes(), str(path))).get_single_data()
+        value = _strict_loader()(decode_text(Path(path).read_bytes(), str(path))).get_single_data()
     except FileNotFoundError:
         raise InputError(f"{path}: expected a YAML file, found none") from None
     except IsADirectoryError:
@@ -161,6 +149,27 @@ def read_yaml(path: str | os.PathLike) -> dict:
     if _holds_itself(value):
         raise InputError(f"{path}: expected finite values, got one that contains itself (an alias under its anchor)")
     return value or {}
+
+
+@functools.cache
+def _strict_loader() -> type:
+    """A class like yaml.SafeLoader that refuses a key that a mapping has twice."""
+    import yaml
+
+    class StrictLoader(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            texts, values = set(), {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                value = key.value if key.tag == "tag:yaml.org,2002:merge" else self.construct_object(key)
+                before = key.value if key.value in texts else values.get(value)
+                if before is not None:
+                    said = f"the key {key.value!r}" + (" twice" if before == key.value else f", the same as {before!r}")
+                    raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                texts.add(key.value)
+                values[value] = key.value
+            return super().construct_mapping(node, deep)
+
+    return StrictLoader
 
 
 def _yaml_reason(error: Exception) -> str:

@@ -1,7 +1,8 @@
-"""Formats numbers and dtypes for messages and tables. Does not import torch."""
+"""Formats numbers, names and dtypes for messages and tables. Does not import torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,11 @@ def counted(number: float, one: str) -> str:
     """A number with what it counts: "1 row", "2,000 rows", "0.5 hours". ``one`` is the singular."""
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     return f"{shown} {one if number == 1 else f'{one}s'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def figure(value: object) -> str:

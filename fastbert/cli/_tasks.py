@@ -136,6 +136,16 @@ def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> N
     task.configure(TaskOptions(**{**trained, **given}))
 
 
+def _check_options(task: Task, options: PredictOptions) -> None:
+    if options.null_threshold is not None:
+        if not hasattr(task, "null_threshold"):
+            raise InputError(f"--null-threshold belongs to squad2, got the task {task.name}")
+        if math.isnan(options.null_threshold):
+            raise InputError("null_threshold must be a number, got nan")
+    if options.token_budget < 1:
+        raise InputError(f"token_budget must be at least 1, got {options.token_budget}")
+
+
 class Trained:
     """A task with a fine-tuned model, which is loaded by `load`, after the rows were read.
 
@@ -153,13 +163,7 @@ class Trained:
         from ..models.encoders import read_config
 
         self.task, self._token_budget, self._precision = registry.get(name), options.token_budget, options.precision
-        if options.null_threshold is not None:
-            if not hasattr(self.task, "null_threshold"):
-                raise InputError(f"--null-threshold belongs to squad2, got the task {name}")
-            if math.isnan(options.null_threshold):
-                raise InputError("null_threshold must be a number, got nan")
-        if options.token_budget < 1:
-            raise InputError(f"token_budget must be at least 1, got {options.token_budget}")
+        _check_options(self.task, options)
         self._directory = model_directory(run)
         recipe, said_by = trained_with(run, name)
         self._first = f"fine-tune it first (fastbert finetune {name} --model {run} ...)"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ..errors import InputError
+from ..wording import listed
 
 _DRAWN = re.compile(r"\x1b\[[0-9;]*m|[─│╭╮╰╯]")
 """What tyro draws around its words: colours and lines."""
@@ -68,8 +69,7 @@ def refuse(options: type, prog: str, argv: Sequence[str], told: str) -> None:
         kind = dict(_options(options)).get(_dashed(wrong[1]), "")
         raise InputError(f"{wrong[1]}: expected {'whole ' if 'int' in kind else ''}numbers, got {wrong[2]}")
     if missing:
-        names = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-        raise InputError(f"expected {names}, got none{show}")
+        raise InputError(f"expected {listed(missing)}, got none{show}")
 
 
 def _refuse_unknown(options: type, argv: Sequence[str], told: Sequence[str], show: str) -> None:

@@ -23,13 +23,16 @@ class Unfit(InputError):
 def registry() -> ConstructorRegistry:
     """tyro's registry with these rules; a context manager, inside which they apply."""
     rules = ConstructorRegistry()
-    for rule in (_number, _choice, _optional):
-        rules.primitive_rule(rule)
+    rules.primitive_rule(lambda info: _of_kind(info.type))
+    rules.primitive_rule(_optional)
     return rules
 
 
-def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    return _of_numbers(info.type) if info.type in _KINDS else None
+def _of_kind(kind: typing.Any) -> PrimitiveConstructorSpec | None:
+    """The rule for a number or a word of a few; None for other types, which are left to tyro."""
+    if kind in _KINDS:
+        return _of_numbers(kind)
+    return _of_words(typing.get_args(kind)) if typing.get_origin(kind) is typing.Literal else None
 
 
 def _of_numbers(kind: type) -> PrimitiveConstructorSpec:
@@ -48,10 +51,6 @@ def _of_numbers(kind: type) -> PrimitiveConstructorSpec:
         is_instance=lambda value: isinstance(value, (int, kind)) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
     )
-
-
-def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    return _of_words(typing.get_args(info.type)) if info.type_origin is typing.Literal else None
 
 
 def _of_words(words: tuple[str, ...]) -> PrimitiveConstructorSpec:
@@ -84,14 +83,9 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if info.type_origin not in (typing.Union, types.UnionType) or len(parts) != 2 or type(None) not in parts:
         return None
     kind = next(part for part in parts if part is not type(None))
-    own = [spec for spec in getattr(kind, "__metadata__", ()) if isinstance(spec, PrimitiveConstructorSpec)]
-    if own:
-        inner = own[0]
-    elif typing.get_origin(kind) is typing.Literal:
-        inner = _of_words(typing.get_args(kind))
-    elif kind is str or kind in _KINDS:
-        inner = _TEXT if kind is str else _of_numbers(kind)
-    else:
+    own = (spec for spec in getattr(kind, "__metadata__", ()) if isinstance(spec, PrimitiveConstructorSpec))
+    inner = _TEXT if kind is str else next(own, None) or _of_kind(kind)
+    if inner is None:
         return None
     return PrimitiveConstructorSpec(
         nargs=1,

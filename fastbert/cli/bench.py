@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
+from ..wording import listed
 from ._options import command_line
 from ._paths import InputPath, OutputPath
 
@@ -146,11 +147,7 @@ def _refuse_idle(args: Bench) -> None:
         readers = _READ_BY.get(option.name, measured)
         if getattr(args, option.name) != option.default and set(readers).isdisjoint(measured):
             got = f"bench {args.what}" + (" with --only" if args.only and option.name != "only" else "")
-            raise InputError(f"--{option.name} would change nothing: it belongs to bench {_listed(readers)}, got {got}")
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+            raise InputError(f"--{option.name} would change nothing: it belongs to bench {listed(readers)}, got {got}")
 
 
 def _names(given: str | None) -> tuple[str, ...]:

@@ -292,13 +292,17 @@ def _shown(error: UnicodeEncodeError) -> tuple[str | bytes, int]:
         return codecs.backslashreplace_errors(one)
 
 
-def _answer(argv: list[str]) -> int:
+def _encode_output() -> None:
+    """Makes everything printable: files and pipes are in UTF-8 whatever the locale is, a terminal gets its own
+    encoding. Reconfiguring flushes the stream, so a full disk may be reported here."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        # Reconfiguring flushes the stream, so a full disk may be reported here. Files and pipes are in UTF-8 whatever
-        # the locale is; a terminal gets its own encoding.
         encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
         codecs.register_error(__name__, _shown)
         sys.stdout.reconfigure(encoding=encoding, errors=__name__)
+
+
+def _answer(argv: list[str]) -> int:
+    _encode_output()
     if argv[:1] == ["help"] and argv[1:2]:
         argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):

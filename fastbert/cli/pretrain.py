@@ -57,13 +57,13 @@ class Pretrain(PretrainConfig):
 
 
 def _value_of(name: str, argv: Sequence[str]) -> str | None:
-    """The value of an option on the command line; None if it is not given."""
-    for position, word in enumerate(argv):
+    """The value of an option on the command line, the last if it is given twice, as tyro takes it; None without."""
+    last = None
+    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
         found, equals, value = word.partition("=")
-        following = argv[position + 1 : position + 2]
-        if found == name and (equals or (following and not following[0].startswith("--"))):
-            return value if equals else following[0]
-    return None
+        if found == name and (equals or not following.startswith("--")):
+            last = value if equals else following
+    return last
 
 
 def _file(recipe: str | None, config: str | Path | None) -> Path | None:

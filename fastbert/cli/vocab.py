@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -46,21 +47,13 @@ def run(args: Vocab) -> None:
     from ..data.alphabet import alphabet
     from ..data.corpus import corpus_files, read_raw_documents
     from ..data.tokenizer import save_tokenizer, save_vocab, train_wordpiece
-    from ..errors import InputError
-    from ..result_files import check_writable
     from ._progress import corpus_progress
 
     files = corpus_files(args.corpus)
     to_file = args.out.suffix == ".txt"
-    if args.out.is_dir() if to_file else args.out.is_file():
-        there = "a directory" if to_file else "a file"
-        raise InputError(f"{args.out}: expected a .txt file or a directory to write, got {there} of that name")
     vocab = args.out if to_file else args.out / "vocab.txt"
-    check_writable(vocab, *files)
+    _check_target(args.out, vocab, files)
     before = vocab.read_bytes() if vocab.is_file() else None
-    owner = next((name for name in OWNERS if (vocab.parent / name).is_file()), None)
-    if before is not None and owner is not None:
-        raise InputError(f"{vocab}: expected a new file, got the vocabulary that {owner} beside it was made with")
 
     def lines(advance) -> Iterator[str]:
         return (line for document in read_raw_documents(files, args.errors, advance) for line in document.lines)
@@ -80,3 +73,18 @@ def run(args: Vocab) -> None:
         print(path)
     if before is not None and vocab.read_bytes() != before:
         print(f"{vocab}: replaced another vocabulary", file=sys.stderr)
+
+
+def _check_target(out: Path, vocab: Path, read: Sequence[Path]) -> None:
+    """Raises InputError if ``out`` is not what its name says, or if ``vocab`` must not be replaced."""
+    from ..errors import InputError
+    from ..result_files import check_writable
+
+    to_file = out == vocab
+    if out.is_dir() if to_file else out.is_file():
+        there = "a directory" if to_file else "a file"
+        raise InputError(f"{out}: expected a .txt file or a directory to write, got {there} of that name")
+    check_writable(vocab, *read)
+    owner = next((name for name in OWNERS if (vocab.parent / name).is_file()), None)
+    if vocab.is_file() and owner is not None:
+        raise InputError(f"{vocab}: expected a new file, got the vocabulary that {owner} beside it was made with")

@@ -9,8 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import InputError
-from ..text_files import read_json
-from .special_tokens import SpecialNames, holds_all
+from .special_tokens import MAP_FILE, SpecialNames, older_file
 
 _log = logging.getLogger("fastbert")
 
@@ -43,10 +42,10 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
             "transformers splits them as it does words",
             vocab_path.with_name("tokenizer_config.json"),
         )
-    map_of_special = _older("special_tokens_map.json", vocab_path, settings)
+    map_of_special = older_file(MAP_FILE, vocab_path, settings)
     special, unnormalised = _special(settings, map_of_special, vocab_path)
     wanted: dict[int, AddedToken] = {}
-    for content, index in _older("added_tokens.json", vocab_path, settings).items():
+    for content, index in older_file("added_tokens.json", vocab_path, settings).items():
         # Searched for in normalised text, except for tokens that transformers already knows as special by then.
         wanted[_id(index, vocab_path)] = AddedToken(
             _content(content, vocab_path), special=content in special, normalized=content not in unnormalised
@@ -68,22 +67,16 @@ def of_roles(vocab_path: Path, settings: dict[str, Any], names: SpecialNames) ->
     Raises:
         InputError: an entry is not a token.
     """
-    given = {**settings, **_older("special_tokens_map.json", vocab_path, settings)}
+    given = {**settings, **older_file(MAP_FILE, vocab_path, settings)}
     tokens = [*(given.get(role) for role in names._fields), *_listed(settings, vocab_path).values()]
     flags = {token["content"]: token for token in tokens if _is_token(token)}
-    for content in _older("added_tokens.json", vocab_path, settings):  # transformers adds these again, without flags
+    # transformers adds these again, without flags.
+    for content in older_file("added_tokens.json", vocab_path, settings):
         flags.pop(content, None)
     plain = {"special": True, "normalized": False}
     return [
         _token(flags[name], vocab_path, special=True) if name in flags else AddedToken(name, **plain) for name in names
     ]
-
-
-def _older(name: str, vocab_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file beside a vocabulary that transformers wrote before tokenizer_config.json had all tokens."""
-    path = vocab_path.with_name(name)
-    beside = vocab_path.name in ("vocab.txt", "tokenizer.json")
-    return read_json(path) if beside and path.is_file() and not holds_all(settings) else {}
 
 
 def _listed(settings: dict[str, Any], vocab_path: Path) -> dict[str, Any]:
@@ -111,26 +104,24 @@ def _special(
 ) -> tuple[dict[str, AddedToken], set[str]]:
     """Special tokens without ids, by content, and the contents of those that are searched for in text that is not
     normalised."""
-    listed, named = settings.get("extra_special_tokens"), _named(settings)
-    if not listed:  # the name before transformers 5
-        listed = settings.get("additional_special_tokens", listed)
-    if isinstance(listed, dict):
-        named, listed = named | listed, None
-    newer = map_of_special.get("extra_special_tokens")
-    if isinstance(newer, dict):
-        named, newer = named | newer, None
-    if newer is not None:
-        listed = [*_list(listed, vocab_path), *_list(newer, vocab_path)]
+    own = settings.get("extra_special_tokens")
+    if not own:  # the name before transformers 5
+        own = settings.get("additional_special_tokens", own)
+    named, listed = _named(map_of_special) | _named(settings), None
+    for given in (own, map_of_special.get("extra_special_tokens")):
+        if isinstance(given, dict):
+            named |= given
+        elif given is not None:
+            listed = [*(listed or ()), *_list(given, vocab_path)]
     roles = [
         token["content"] if isinstance(token, dict) else token
         for token in ({**settings, **map_of_special}.get(role) for role in _ROLES)
         if isinstance(token, str) or _is_token(token)
     ]
-    unnormalised = {*roles, *(_content(token, vocab_path) for token in _list(listed, vocab_path))}
+    unnormalised = {*roles, *(_content(token, vocab_path) for token in listed or ())}
     if listed is None:
-        listed = map_of_special.get("additional_special_tokens")
-    named = _named(map_of_special) | named
-    found = [*named.values(), *_list(listed, vocab_path)]
+        listed = _list(map_of_special.get("additional_special_tokens"), vocab_path)
+    found = [*named.values(), *listed]
     return {_content(t, vocab_path): _token(t, vocab_path, special=True) for t in found}, unnormalised
 
 

@@ -14,7 +14,6 @@ import functools
 import importlib
 import inspect
 import re
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -197,11 +196,3 @@ def _topics() -> dict[str, str]:
     except ImportError:
         return {}
     return topics
-
-
-if __name__ == "__main__":
-    corpus = list(documents())
-    for document, lines in corpus:
-        print(f"\n# {document}", *lines, sep="\n")
-    size = sum(len(line) + 1 for _, lines in corpus for line in lines)
-    print(f"{len(corpus)} documents, {sum(len(s) for _, s in corpus)} sentences, {size / 1e6:.2f} MB", file=sys.stderr)

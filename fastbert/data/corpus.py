@@ -153,40 +153,45 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files = []
     for path in map(Path, paths):
-        if path == _STANDARD_INPUT:
-            path = Path("/dev/stdin")
+        path = Path("/dev/stdin") if path == _STANDARD_INPUT else path
         if path.is_dir():
-            inside = list(_inside(path))
-            chosen = sorted(file for file in inside if _is_text(file, vocab))
-            others = sorted(str(file.relative_to(path)) for file in set(inside).difference(chosen))
-            shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-            if not chosen:
-                got = f"got none but {shown} ({_NAMED})" if others else "got none"
-                raise DataError(f"{path}: expected .txt, .jsonl, .gz or .parquet files in the directory, {got}")
-            if others:
-                count = counted(len(others), "file")
-                _log.warning(
-                    "%s: %s left out (%s): neither .txt, .jsonl nor .parquet, or a vocabulary, a pipe or a device; %s",
-                    path,
-                    count,
-                    shown,
-                    _NAMED,
-                )
-            files += chosen
-        elif path.exists():
-            if kind_of(path) == ".json" and not _has_rows(path):
-                raise InputError(f"{path}: expected text, or JSON with an object with a text a line, got other JSON")
-            if kind_of(path) in _TABLES:
-                raise InputError(
-                    f"{path}: expected text, got a table of columns by its name: "
-                    "pandas.read_csv(FILE).to_json(OUT, orient='records', lines=True) makes .jsonl of a .csv"
-                )
-            files.append(path)
+            files += _files_in(path, vocab)
         else:
-            raise InputError(f"{path}: expected a text file or a directory, got nothing there")
+            _check_named(path)
+            files.append(path)
     if not files:
         raise InputError("corpus: expected at least one file or directory, got none")
     return files
+
+
+def _files_in(directory: Path, vocab: str | Path | None) -> list[Path]:
+    inside = list(_inside(directory))
+    chosen = sorted(file for file in inside if _is_text(file, vocab))
+    others = sorted(str(file.relative_to(directory)) for file in set(inside).difference(chosen))
+    shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+    if not chosen:
+        got = f"got none but {shown} ({_NAMED})" if others else "got none"
+        raise DataError(f"{directory}: expected .txt, .jsonl, .gz or .parquet files in the directory, {got}")
+    if others:
+        count = counted(len(others), "file")
+        _log.warning(
+            "%s: %s left out (%s): neither .txt, .jsonl nor .parquet, or a vocabulary, a pipe or a device; %s",
+            *(directory, count, shown, _NAMED),
+        )
+    return chosen
+
+
+def _check_named(path: Path) -> None:
+    """Raises InputError if a file that was named is not there, or its name says that it is not text."""
+    if not path.exists():
+        raise InputError(f"{path}: expected a text file or a directory, got nothing there")
+    if kind_of(path) == ".json" and not _has_rows(path):
+        raise InputError(f"{path}: expected text, or JSON with an object with a text a line, got other JSON")
+    if kind_of(path) in _TABLES:
+        raise InputError(
+            f"{path}: expected text, got a table of columns by its name: "
+            "pandas.read_csv(FILE).to_json(OUT, orient='records', lines=True) makes .jsonl of a .csv"
+        )
 
 
 def _inside(directory: Path) -> Iterator[Path]:
@@ -214,9 +219,17 @@ def _is_text(file: Path, vocab: str | Path | None) -> bool:
 
 
 def _is_vocab(file: Path, vocab: str | Path | None) -> bool:
-    if vocab is not None and file.exists() and Path(vocab).exists() and file.samefile(vocab):
+    given = () if vocab is None else _files_of_vocab(Path(vocab))
+    if file.exists() and any(path.exists() and file.samefile(path) for path in given):
         return True
     return file.name == "vocab.txt" and file.with_name("tokenizer_config.json").is_file()
+
+
+def _files_of_vocab(vocab: Path) -> tuple[Path, ...]:
+    """The files of a vocabulary whose names are those of text."""
+    if vocab.is_dir():
+        return vocab / "vocab.txt", vocab / "merges.txt"
+    return (vocab, vocab.with_name("merges.txt")) if vocab.name == "vocab.json" else (vocab,)
 
 
 def kind_of(path: Path) -> str:

@@ -74,46 +74,56 @@ class EncodedDocuments:
         )
 
 
-_worker: tuple[WordCache, WorkerSettings] | None = None
+class Encoder:
+    """Segments and encodes batches of documents; sentences and documents without tokens are dropped.
+
+    Args:
+        settings: the tokenizer, and how lines are cut.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        tokenizer = Tokenizer.from_str(settings.tokenizer)
+        # Text that contains "[SEP]" or "[MASK]" must not become a special token in the shards.
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._words, self._settings = WordCache(tokenizer), settings
+
+    def __call__(self, job: Job) -> EncodedDocuments:
+        settings = self._settings
+        documents = [_sentences(lines, cut, settings.segment) for cut, lines in job.documents]
+        sentences = list(itertools.chain.from_iterable(documents))
+        tokens, sentence_lengths = self._words.encode(sentences, np.dtype(settings.dtype))
+        counts = np.array([len(document) for document in documents], np.int64)
+        filled = np.concatenate([[0], np.cumsum(sentence_lengths > 0)])
+        ends = np.cumsum(counts)
+        document_lengths = (filled[ends] - filled[ends - counts]).astype(np.int32)
+        kept = document_lengths > 0
+        return EncodedDocuments(
+            tokens,
+            sentence_lengths[sentence_lengths > 0],
+            document_lengths[kept],
+            np.array(job.heldout, bool)[kept],
+            int((tokens == settings.unk).sum()),
+            int((~kept).sum()),
+        )
 
 
-def initialise(settings: WorkerSettings) -> None:
-    """Prepares this process for `encode_job`."""
-    global _worker
-    tokenizer = Tokenizer.from_str(settings.tokenizer)
-    # Text that contains "[SEP]" or "[MASK]" must not become a special token in the shards.
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    _worker = (WordCache(tokenizer), settings)
+# That of a worker process. The process that prepares has none: it may prepare several data sets at the same time.
+_encoder: Encoder | None = None
 
 
-def initialise_worker(settings: WorkerSettings) -> None:
-    """`initialise` in a worker process, with a single thread."""
+def begin_worker(settings: WorkerSettings) -> None:
+    """Makes a worker process ready for `encode_job`."""
+    global _encoder
     # There is a worker for each core; more threads would only compete with them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    initialise(settings)
+    _encoder = Encoder(settings)
 
 
 def encode_job(job: Job) -> EncodedDocuments:
-    """Segments and encodes a batch of documents; sentences and documents without tokens are dropped."""
-    words, settings = _worker
-    documents = [_sentences(lines, cut, settings.segment) for cut, lines in job.documents]
-    sentences = list(itertools.chain.from_iterable(documents))
-    tokens, sentence_lengths = words.encode(sentences, np.dtype(settings.dtype))
-    counts = np.array([len(document) for document in documents], np.int64)
-    filled = np.concatenate([[0], np.cumsum(sentence_lengths > 0)])
-    ends = np.cumsum(counts)
-    document_lengths = (filled[ends] - filled[ends - counts]).astype(np.int32)
-    kept = document_lengths > 0
-    return EncodedDocuments(
-        tokens,
-        sentence_lengths[sentence_lengths > 0],
-        document_lengths[kept],
-        np.array(job.heldout, bool)[kept],
-        int((tokens == settings.unk).sum()),
-        int((~kept).sum()),
-    )
+    """Encodes a batch of documents in a worker process."""
+    return _encoder(job)
 
 
 def is_heldout(lines: list[str], share: float) -> bool:

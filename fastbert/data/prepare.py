@@ -31,15 +31,7 @@ from ..processes import WorkerDied, Workers
 from ..wording import counted
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents, told_if_wrapped
-from .encode import (
-    EncodedDocuments,
-    Job,
-    WorkerSettings,
-    encode_job,
-    initialise,
-    initialise_worker,
-    is_heldout,
-)
+from .encode import EncodedDocuments, Encoder, Job, WorkerSettings, begin_worker, encode_job, is_heldout
 from .manifest import FILE_NAME, Manifest, ShardEntry
 from .shard_writer import ShardWriter
 from .special_tokens import marked, separators
@@ -287,10 +279,9 @@ def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | No
             break
     jobs = itertools.chain(head, jobs)
     if workers == 1 or size <= _SERIAL_CHARS:
-        initialise(settings)
-        yield from map(encode_job, jobs)
+        yield from map(Encoder(settings), jobs)
         return
-    with Workers(workers, encode_job, initialise_worker, (settings,)) as pool:
+    with Workers(workers, encode_job, begin_worker, (settings,)) as pool:
         pending = deque(pool.submit(job) for job in itertools.islice(jobs, 2 * workers))
         while pending:
             try:

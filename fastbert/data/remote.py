@@ -22,6 +22,8 @@ from .manifest import FILE_NAME, Manifest, check_file
 
 _MAX_MANIFEST_BYTES = 256 << 20
 _BLOCK = 4 << 20
+# The digits of a manifest's SHA-256 that name its directory in a cache.
+_NAME_LENGTH = 16
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -30,8 +32,8 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def _default_cache() -> Path:
-    """$FASTBERT_CACHE, or ~/.cache/fastbert."""
-    return Path(os.environ.get("FASTBERT_CACHE", Path.home() / ".cache" / "fastbert"))
+    """$FASTBERT_CACHE, or ~/.cache/fastbert if it is not set or empty."""
+    return Path(os.environ.get("FASTBERT_CACHE") or Path.home() / ".cache" / "fastbert")
 
 
 class RemoteFiles:
@@ -52,7 +54,7 @@ class RemoteFiles:
         self.cache = _default_cache() if cache is None else Path(cache)
         self._system, self._root = _file_system(self.url)
         content = self._read_manifest()
-        self.directory = self.cache / hashlib.sha256(content).hexdigest()[:16]
+        self.directory = self.cache / hashlib.sha256(content).hexdigest()[:_NAME_LENGTH]
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / FILE_NAME
         if not path.is_file() or path.read_bytes() != content:
@@ -121,7 +123,8 @@ class RemoteFiles:
         if size > self.limit:
             raise DataError(f"{self.url}/{name}: expected shards within the cache's {self.limit} bytes, got {size}")
         held = []
-        for path in self.cache.glob("*/*/shard-*.bin"):
+        # Only in directories with names that this class gives: a user may keep other prepared data there.
+        for path in self.cache.glob(f"{'[0-9a-f]' * _NAME_LENGTH}/*/shard-*.bin"):
             with contextlib.suppress(OSError):  # another process removed it
                 status = path.stat()
                 held.append((status.st_mtime, status.st_size, path))

@@ -30,6 +30,8 @@ BERT_NAMES = SpecialNames()
 # The names of XLM-R's vocabulary, and of others modelled on it.
 XLMR_NAMES = SpecialNames("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
+MAP_FILE = "special_tokens_map.json"
+
 
 def read_names(vocab_path: Path, settings: Mapping[str, Any]) -> SpecialNames:
     """Reads the names from the files beside a vocabulary; BERT's are the defaults.
@@ -51,16 +53,22 @@ def read_names(vocab_path: Path, settings: Mapping[str, Any]) -> SpecialNames:
 
 def _found(vocab_path: Path, settings: Mapping[str, Any]) -> dict[str, str | None]:
     found = {role: _content(settings.get(role), role, vocab_path) for role in BERT_NAMES._fields}
-    beside = vocab_path.with_name("special_tokens_map.json")
-    if vocab_path.name in ("vocab.txt", "tokenizer.json") and beside.is_file() and not holds_all(settings):
-        values = read_json(beside)
-        found |= {role: _content(values[role], role, beside) for role in found if values.get(role) is not None}
-    return found
+    beside, values = vocab_path.with_name(MAP_FILE), older_file(MAP_FILE, vocab_path, settings)
+    return found | {role: _content(values[role], role, beside) for role in found if values.get(role) is not None}
 
 
-def holds_all(settings: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer_config.json has all added tokens; transformers then ignores the older files beside it."""
-    return "added_tokens_decoder" in settings
+def older_file(name: str, vocab_path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a JSON file beside a vocabulary that transformers wrote before tokenizer_config.json held all
+    added tokens; empty if there is none, or if it does not count.
+
+    Args:
+        name: the file's.
+        vocab_path: the vocabulary; with another name than vocab.txt or tokenizer.json, files beside it are not its own.
+        settings: the content of tokenizer_config.json. If it has all added tokens, transformers ignores older files.
+    """
+    path = vocab_path.with_name(name)
+    counts = vocab_path.name in ("vocab.txt", "tokenizer.json") and "added_tokens_decoder" not in settings
+    return read_json(path) if counts and path.is_file() else {}
 
 
 def _content(token: Any, role: str, source: Path) -> str | None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -69,40 +70,51 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         InputError: a file is missing or unreadable, the vocabulary lacks a special token, or the tokenizer would add
             special tokens to texts in another way than BERT's.
     """
-    path = Path(path)
-    if path.is_dir():
-        found = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json") if (path / name).is_file()]
-        if not found:
-            got = _sentencepiece(path) + (run_hint(path) or inner_hint(path))
-            raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got {got}")
-        path = found[0]
-    elif not path.is_file():
-        hint = download_hint(path)
-        raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there{hint}")
+    path = _vocabulary_file(Path(path))
     settings = read_settings(path)
     if path.name == "vocab.json":
         tokenizer = bpe.load_bpe(path, settings)
     elif path.suffix == ".json":
         tokenizer = read_tokenizer_json(path, settings)
     else:
-        if not (is_berts(settings) or is_generic(settings)):
-            _log.warning(
-                "%s: nothing is known of the tokenizer_class %.50s: texts are cut as BERT's tokenizer cuts them",
-                path.with_name("tokenizer_config.json"),
-                settings["tokenizer_class"],
-            )
-        vocab = read_vocab(path)
-        names = read_names(path, settings)
-        tokens = added_tokens.of_roles(path, settings, names)
-        tokenizer = build_tokenizer(vocab, normalisation_of(settings, vocab), str(path), names, tokens)
-        if not wants_types(settings):
-            set_template(tokenizer, names, types=False)
-        added_tokens.add(tokenizer, path, settings)
+        tokenizer = _load_vocab_txt(path, settings)
     cut_at(tokenizer, None, settings.get("truncation_side"))
     normaliser, is_model = tokenizer.normalizer, path.with_name("config.json").is_file()
     keeps_case = isinstance(normaliser, normalizers.BertNormalizer) and not normaliser.lowercase
     if is_model and keeps_case and "do_lower_case" not in settings and not is_generic(settings):
         _warn_of_case(path.with_name("tokenizer_config.json"))
+    return tokenizer
+
+
+def _vocabulary_file(path: Path) -> Path:
+    """The vocabulary file that a path names, or that is in the directory of this path."""
+    if path.is_dir():
+        found = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json") if (path / name).is_file()]
+        if not found:
+            got = _sentencepiece(path) + (run_hint(path) or inner_hint(path))
+            raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got {got}")
+        return found[0]
+    if not path.is_file():
+        hint = download_hint(path)
+        raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there{hint}")
+    return path
+
+
+def _load_vocab_txt(path: Path, settings: dict[str, Any]) -> Tokenizer:
+    """The WordPiece tokenizer of a vocab.txt; ``settings`` is the content of the tokenizer_config.json beside it."""
+    if not (is_berts(settings) or is_generic(settings)):
+        _log.warning(
+            "%s: nothing is known of the tokenizer_class %.50s: texts are cut as BERT's tokenizer cuts them",
+            path.with_name("tokenizer_config.json"),
+            settings["tokenizer_class"],
+        )
+    vocab = read_vocab(path)
+    names = read_names(path, settings)
+    tokens = added_tokens.of_roles(path, settings, names)
+    tokenizer = build_tokenizer(vocab, normalisation_of(settings, vocab), str(path), names, tokens)
+    if not wants_types(settings):
+        set_template(tokenizer, names, types=False)
+    added_tokens.add(tokenizer, path, settings)
     return tokenizer
 
 
@@ -179,18 +191,10 @@ def train_wordpiece(
         InputError: size leaves no room besides the special tokens or is over `MOST_TOKENS`, min_frequency is below 1,
             or the texts have no word.
     """
-    if size <= len(SPECIAL_TOKENS):
-        raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
-    if size > MOST_TOKENS:  # the library allocates memory for this many, and aborts the process if that fails
-        raise InputError(f"vocabulary size: expected at most {MOST_TOKENS}, which is a model's limit, got {size}")
-    if not 1 <= min_frequency < 1 << 63:
-        raise InputError(f"min_frequency must be at least 1 and below 2^63, got {min_frequency}")
+    _check_counts(size, min_frequency)
+    normalisation = Normalisation(lowercase, strip_accents)
     if alphabet is None and iter(texts) is not texts:
         alphabet = letters_of(texts, lowercase, strip_accents)
-    tokenizer = _shell(
-        models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD),
-        Normalisation(lowercase, strip_accents),
-    )
     # The trainer keeps every letter twice (alone and as a continuation), regardless of the size asked for.
     if limit_alphabet is None:
         limit_alphabet = len(alphabet) if alphabet else FEW
@@ -206,17 +210,28 @@ def train_wordpiece(
         continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
+    model = models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD)
+    tokenizer = _shell(model, normalisation)
     # A longer word is always [UNK], and the trainer's time is quadratic in its length.
-    short, too_long = tokenizer.pre_tokenizer, Regex(f"^.{{{MAX_CHARS_PER_WORD + 1},}}$")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([short, pre_tokenizers.Split(too_long, "removed")])
+    cuts, too_long = tokenizer.pre_tokenizer, Regex(f"^.{{{MAX_CHARS_PER_WORD + 1},}}$")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cuts, pre_tokenizers.Split(too_long, "removed")])
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.pre_tokenizer = short
+    tokenizer.pre_tokenizer = cuts
     if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
         raise InputError("vocabulary: expected texts with words in them, got none")
     if letters:  # continuations are not special tokens
-        return build_tokenizer(tokenizer.get_vocab(with_added_tokens=True), Normalisation(lowercase, strip_accents))
+        return build_tokenizer(tokenizer.get_vocab(with_added_tokens=True), normalisation)
     set_template(tokenizer, BERT_NAMES)
     return tokenizer
+
+
+def _check_counts(size: int, min_frequency: int) -> None:
+    if size <= len(SPECIAL_TOKENS):
+        raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
+    if size > MOST_TOKENS:  # the library allocates memory for this many, and aborts the process if that fails
+        raise InputError(f"vocabulary size: expected at most {MOST_TOKENS}, which is a model's limit, got {size}")
+    if not 1 <= min_frequency < 1 << 63:
+        raise InputError(f"min_frequency must be at least 1 and below 2^63, got {min_frequency}")
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:

@@ -80,32 +80,33 @@ def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
 
 def _mark(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> SpecialNames:
     """Sets the template, as in the file or by the class; returns the names of the special tokens."""
-    # The file itself has the unknown token, and the names if it has a template of ours.
+    names = _names(path, tokenizer, settings)
+    require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
+    if is_wordpiece(tokenizer) and is_berts(settings):  # the class has a template of its own, whatever the file says
+        set_template(tokenizer, names, wants_types(settings))
+        return names
+    with _told(f"{path}: expected a post_processor that can be used, got one that fails with"):
+        theirs = marked(tokenizer)
+    types = wants_types(settings) and any(theirs[1].type_ids)
+    set_template(tokenizer, names, types, between=separators(theirs[1]))
+    for their, our in zip(theirs, marked(tokenizer), strict=True):
+        if their.ids != our.ids:
+            raise InputError(
+                f"{path}: expected a post_processor that makes {' '.join(our.tokens)} of its texts, as BERT reads "
+                f"them, got one that makes {' '.join(their.tokens)}"
+            )
+    return names
+
+
+def _names(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> SpecialNames:
+    """The names in the files beside a tokenizer.json; by default those in the file itself, if it has a template of
+    ours, or else BERT's or XLM-R's. The unknown token is always the one in the file itself."""
     unknown = _unknown(path, tokenizer)
+    known = {} if unknown is None else {"unk_token": unknown}
     bytes_of_berts = isinstance(tokenizer.model, models.BPE) and tokenizer.token_to_id(BERT_NAMES.cls_token) is not None
     own = names_of(tokenizer, BERT_NAMES if is_wordpiece(tokenizer) or bytes_of_berts else XLMR_NAMES)
-    own = own if unknown is None else own._replace(unk_token=unknown)
     given = {role: name for role, name in settings.items() if name is not None}
-    names = read_names(path, {**own._asdict(), **given})
-    names = names if unknown is None else names._replace(unk_token=unknown)
-    require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
-    types = wants_types(settings)
-    theirs = None
-    if not is_wordpiece(tokenizer) or not is_berts(settings):
-        with _told(f"{path}: expected a post_processor that can be used, got one that fails with"):
-            theirs = marked(tokenizer)
-    between = 1 if theirs is None else separators(theirs[1])
-    set_template(tokenizer, names, types, between)
-    if theirs is not None:
-        for their, own in zip(theirs, marked(tokenizer), strict=True):
-            if their.ids != own.ids:
-                raise InputError(
-                    f"{path}: expected a post_processor that makes {' '.join(own.tokens)} of its texts, as BERT reads "
-                    f"them, got one that makes {' '.join(their.tokens)}"
-                )
-        if types and not any(theirs[1].type_ids):
-            set_template(tokenizer, names, False, between)
-    return names
+    return read_names(path, {**own._replace(**known)._asdict(), **given})._replace(**known)
 
 
 def _unknown(path: Path, tokenizer: Tokenizer) -> str | None:

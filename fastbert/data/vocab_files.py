@@ -64,18 +64,27 @@ def read_settings(vocab_path: Path) -> dict[str, Any]:
     if vocab_path.name not in ("vocab.txt", "tokenizer.json", "vocab.json") or not path.is_file():
         return {}
     settings = read_json(path)
+    _check_types(path, settings)
+    _check_splitting(path, settings)
+    # Null is the same as no entry for these; for strip_accents it means: if text is lower-cased.
+    bools = ("do_lower_case", "tokenize_chinese_chars")
+    return {name: value for name, value in settings.items() if name not in bools or value is not None}
+
+
+def _check_types(path: Path, settings: dict[str, Any]) -> None:
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         if not isinstance(settings.get(name), bool | None):
             raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")
-    # Null is the same as no entry for these; for strip_accents it means: if text is lower-cased.
-    bools = ("do_lower_case", "tokenize_chinese_chars")
-    settings = {name: value for name, value in settings.items() if name not in bools or value is not None}
     names = settings.get("model_input_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise InputError(f"{path}: expected model_input_names as a list of names, got {names!r:.50}")
     side = settings.get("truncation_side")
     if side not in (None, *SIDES):
         raise InputError(f"{path}: expected truncation_side to be {' or '.join(SIDES)}, got {side!r:.50}")
+
+
+def _check_splitting(path: Path, settings: dict[str, Any]) -> None:
+    """Raises InputError for a tokenizer that splits text into words by a dictionary."""
     language = _BY_DICTIONARY.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
     # The class may be named in config.json, as in Tohoku's models.
     if settings.get("word_tokenizer_type") not in (None, "basic"):
@@ -84,7 +93,6 @@ def read_settings(vocab_path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: expected a tokenizer of BERT's own kind, got one that cuts {language} into words first"
         )
-    return settings
 
 
 def normalisation_of(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:

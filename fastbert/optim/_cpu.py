@@ -44,22 +44,25 @@ def grad_norm(tensors: list[Tensor]) -> Tensor:
 
 
 def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
-    only_float32 = (torch.float32,)
     for batch in batches:
         lists = zip(batch.params, batch.gradients, batch.targets, batch.first, batch.second, strict=True)
         for p, gradient, *states in lists:
-            reason = _why_not(p) or _why_not(gradient)
-            for state in states:
-                reason = reason or _why_not(state, only_float32)
-                if not reason and not state.is_contiguous():
-                    reason = "the CPU kernels take contiguous parameters and states, got one that is not"
-                if not reason and state.numel() != p.numel():
-                    reason = f"the CPU kernels take states of their parameter's size, got {state.numel()}"
-            if not reason and not p.is_contiguous():
-                reason = "the CPU kernels take contiguous parameters, got one that is not"
-            if reason:
+            if reason := _why_not_update(p, gradient, states):
                 return reason
     return None
+
+
+def _why_not_update(p: Tensor, gradient: Tensor, states: list[Tensor]) -> str | None:
+    if reason := _why_not(p) or _why_not(gradient):
+        return reason
+    for state in states:
+        if reason := _why_not(state, (torch.float32,)):
+            return reason
+        if not state.is_contiguous():
+            return "the CPU kernels take contiguous parameters and states, got one that is not"
+        if state.numel() != p.numel():
+            return f"the CPU kernels take states of their parameter's size, got {state.numel()}"
+    return None if p.is_contiguous() else "the CPU kernels take contiguous parameters, got one that is not"
 
 
 def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:

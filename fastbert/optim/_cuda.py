@@ -18,12 +18,13 @@ def _missing() -> str | None:
 
 
 def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
-    reason = _triton.accepts(batches)
+    if reason := _triton.accepts(batches):
+        return reason
     for batch in batches:
         for p, g in zip(batch.params, batch.gradients, strict=True):
-            if not reason and g.dtype not in (torch.float32, p.dtype):
-                reason = f"the CUDA kernels take gradients in float32 or their parameter's dtype, got {g.dtype}"
-    return reason or _cuda.why_not_measured("lamb", batches[0].params[0].device)
+            if g.dtype not in (torch.float32, p.dtype):
+                return f"the CUDA kernels take gradients in float32 or their parameter's dtype, got {g.dtype}"
+    return _cuda.why_not_measured("lamb", batches[0].params[0].device)
 
 
 def _accepts_device(kind: str, batches: list[Batch], rows: Rows, *_rates) -> str | None:

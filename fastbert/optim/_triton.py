@@ -34,22 +34,30 @@ def _of_each_kind(tensors: list[Tensor]) -> list[Tensor]:
 
 def accepts_norm(tensors: list[Tensor]) -> str | None:
     kinds = _of_each_kind(tensors)
+    if not kinds:
+        return "there is no tensor"
     if len({t.device for t in kinds}) > 1:
         return "the Triton kernels take tensors of one device, got several"
-    return next((reason for t in kinds if (reason := _plain(t))), "" if kinds else "there is no tensor") or None
+    return next((reason for t in kinds if (reason := _plain(t))), None)
 
 
 def accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
     params = [p for batch in batches for p in batch.params]
     gradients = [gradient for batch in batches for gradient in batch.gradients]
-    if reason := accepts_norm(params):
-        return reason
+    return accepts_norm(params) or _why_not_gradients(gradients, params[0].device) or _why_not_states(batches)
+
+
+def _why_not_gradients(gradients: list[Tensor], device: torch.device) -> str | None:
     for gradient in _of_each_kind(gradients):
         if reason := _plain(gradient):
             return reason
-        if gradient.device != params[0].device:
+        if gradient.device != device:
             return f"the Triton kernels take gradients on the device of their parameters, got one on {gradient.device}"
-    if not all(map(Tensor.is_contiguous, params)):
+    return None
+
+
+def _why_not_states(batches: list[Batch]) -> str | None:
+    if not all(p.is_contiguous() for batch in batches for p in batch.params):
         return _NOT_CONTIGUOUS
     for batch in batches:
         sizes = list(map(Tensor.numel, batch.params))
@@ -73,9 +81,13 @@ def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def _refuse_capture(what: str, device: torch.device) -> None:
     """Replays would read tables of addresses from memory that was freed after the capture."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if _is_capturing(device):
         raise BackendError(f"{what} cannot be captured in a CUDA graph: expected fastbert.optim.device_step")
 
 
@@ -166,9 +178,9 @@ class _Prepared:
     def __init__(self, kind: str, rows: Rows, numbers: dict[int, tuple[float, ...]], before: _Prepared | None) -> None:
         self.row_of = {id(p): i for i, p in enumerate(rows.params)}
         self.numbers = numbers
-        logs = [[math.log2(b) if b else -1e9 for b in group["betas"]] for group in rows.groups]
         logs = [
-            pair if is_corrected(kind, group) else [0.0, 0.0] for pair, group in zip(logs, rows.groups, strict=True)
+            [math.log2(b) if b else -1e9 for b in group["betas"]] if is_corrected(kind, group) else [0.0, 0.0]
+            for group in rows.groups
         ]
         self.rates = _upload([rates(kind, group, 1) for group in rows.groups], torch.float32, rows.device)
         self.hyper = _upload(logs, torch.float64, rows.device)
@@ -184,7 +196,8 @@ class _Prepared:
             self.replaced = before.replaced + ([before] if before._captured else [])
 
     def places(self, places: list[tuple[int, ...]], device: torch.device) -> Tensor:
-        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        """The table of these rows, in device memory. One that a captured step reads is kept for its replays."""
+        capturing = _is_capturing(device)
         if device.type == "cuda" and not capturing and self._spare is None:
             shape = (len(places), len(places[0]))
             pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True, device="cpu")
@@ -207,7 +220,7 @@ class _Prepared:
 
     def check(self, layout: tuple, device: torch.device) -> None:
         """Raises BackendError during a capture if the tables of a layout are not in device memory yet."""
-        if layout not in self.layouts and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if layout not in self.layouts and _is_capturing(device):
             raise BackendError("a captured step on the device must have the gradients of the step that ran before it")
 
 

@@ -29,6 +29,8 @@ class AdamW(MasterWeightOptimizer):
         InputError: a rate is negative or not finite, or a beta is not in [0, 1).
     """
 
+    kind = "adamw"
+
     def __init__(
         self,
         params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
@@ -41,9 +43,6 @@ class AdamW(MasterWeightOptimizer):
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "correct_bias": correct_bias}
         )
-
-    def _update(self, batches: list[Batch], grad_scale: float) -> None:
-        _dispatch.call("adamw", batches, grad_scale)
 
 
 @_dispatch.register("adamw", "reference")

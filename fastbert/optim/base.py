@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -74,6 +74,9 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     continues from its new values; writes through ``.data``, which torch does not count, are not noticed.
     """
 
+    # The op that computes the update.
+    kind: ClassVar[str]
+
     _add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
     zero_grad = _without_dynamo(torch.optim.Optimizer.zero_grad)
     _state_dict = _without_dynamo(torch.optim.Optimizer.state_dict)
@@ -116,12 +119,12 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         batches = self._collect()
         if batches:
             self._update(batches, grad_scale)
-            self.agree(batches)
+            self.note_synced(batches)
         return loss
 
     def _update(self, batches: list[Batch], grad_scale: float) -> None:
-        """The optimiser's own arithmetic, on the result of `_collect`."""
-        raise NotImplementedError
+        """Updates the parameters and states of `_collect`."""
+        _dispatch.call(self.kind, batches, grad_scale)
 
     def ensure_state(self, p: Tensor) -> dict[str, Any]:
         """The parameter's entry of ``state``, created if it is missing."""
@@ -139,7 +142,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         for name in ("exp_avg", "exp_avg_sq", "master"):
             if name in state and state[name].dtype != wide:
                 state[name] = state[name].to(wide)
-        self._agree(p, state, wide)
+        self._sync_master(p, state, wide)
         return state
 
     def ensure_states(self, params: list[Tensor]) -> list[dict[str, Any]]:
@@ -154,11 +157,10 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         ]
 
     @torch.no_grad()
-    def _agree(self, p: Tensor, state: dict[str, Any], wide: torch.dtype) -> None:
-        """Creates or drops the master, and copies values into it that were written to the parameter since they
-        agreed."""
+    def _sync_master(self, p: Tensor, state: dict[str, Any], wide: torch.dtype) -> None:
+        """Creates or drops the master, and copies into it what was written to the parameter since the last update."""
         master = state.get("master")
-        written = self._agreed.get(p, p._version) != p._version
+        written = self._synced_versions.get(p, p._version) != p._version
         if p.dtype == wide:
             if master is not None:  # the parameter had 16 bits before
                 del state["master"]
@@ -166,19 +168,20 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
                     p.copy_(master)
         elif master is None:
             state["master"] = p.detach().to(wide)
-            self._agreed[p] = p._version
+            self._synced_versions[p] = p._version
         elif written:
             master.copy_(torch.where(p == master.to(p.dtype), master, p.to(wide)))
 
     @property
-    def _agreed(self) -> dict[Tensor, int]:
-        """The version of each parameter with a master at the time when the two agreed. Created on first use, since a
-        copy or a pickle of an optimiser does not have it."""
-        return self.__dict__.setdefault("agreed", {})
+    def _synced_versions(self) -> dict[Tensor, int]:
+        """The version of each parameter with a master when the two last held the same values; a later version means
+        that someone wrote to it. Created on first use, since a copy or a pickle of an optimiser does not have it."""
+        return self.__dict__.setdefault("synced_versions", {})
 
-    def agree(self, batches: list[Batch]) -> None:
-        """Notes that parameters and masters agree, after an update has rounded the masters into the parameters."""
-        self._agreed.update(
+    def note_synced(self, batches: list[Batch]) -> None:
+        """Notes that parameters and masters hold the same values: an update has rounded the masters into the
+        parameters."""
+        self._synced_versions.update(
             (p, p._version) for b in batches for p, t in zip(b.params, b.targets, strict=True) if t is not p
         )
 
@@ -237,7 +240,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor):
                     self.state[p][name] = value.detach().clone().to(p.device)
-            self._agreed[p] = p._version
+            self._synced_versions[p] = p._version
 
 
 def scaled_gradients(batch: Batch, scale: Tensor | float) -> list[Tensor]:
@@ -275,3 +278,9 @@ def global_norm(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of all elements of all tensors: a () float32 tensor, or float64 if a tensor is float64."""
     _check_dense(tensors)
     return _dispatch.call("grad_norm", tensors)
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """The factor that clips gradients of this norm; 1 if the norm is not finite."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))

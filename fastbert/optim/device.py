@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..ops import _dispatch
-from .base import Batch, MasterWeightOptimizer, write_back
+from .base import Batch, MasterWeightOptimizer, clip_factor, write_back
 from .lamb import trust_ratios
 from .rates import divides_by_norm, has_trust, is_corrected
 
@@ -134,12 +134,11 @@ def device_step(
     batches = optimizer.collect_uncounted(ensured=True)
     if not batches:
         return Outcome(torch.zeros((), device=rows.device), torch.ones((), device=rows.device))
-    first = optimizer.param_groups[0]
-    kind = "lamb" if "variant" in first else "adamw"
+    first, kind = optimizer.param_groups[0], optimizer.kind
     most = float(first["max_grad_norm"]) if kind == "lamb" and divides_by_norm(first) else math.inf
     most_clip = math.inf if max_norm is None else float(max_norm)
     outcome = _dispatch.call("device_step", kind, batches, rows, lr.reshape(1), grad_scale.reshape(1), most_clip, most)
-    optimizer.agree(batches)
+    optimizer.note_synced(batches)
     return outcome
 
 
@@ -151,7 +150,7 @@ def _device_step(
     squares = [g.to(torch.float64).square().sum() for batch in batches for g in batch.gradients]
     norm = torch.stack(squares).sum().sqrt() * grad_scale[0].abs().double()
     finite = torch.isfinite(norm)
-    clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    clip = clip_factor(norm, max_norm)
     scale = grad_scale[0] * clip / (norm * clip / most_norm).clamp(min=1.0)
     row_of = {id(p): i for i, p in enumerate(rows.params)}
     for batch in batches:

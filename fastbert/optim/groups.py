@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import MasterWeightOptimizer, global_norm
+from .base import MasterWeightOptimizer, clip_factor, global_norm
 
 # LayerNorms of other libraries are not nn.LayerNorm, but have such names.
 _NORM_NAMES = ("layernorm", "layer_norm")
@@ -66,7 +66,7 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Te
     if not gradients:
         return torch.zeros(())
     total = global_norm(gradients)
-    factor = _clip_factor(total, max_norm)
+    factor = clip_factor(total, max_norm)
     # A factor of 1 changes nothing. It is only checked on a CPU: elsewhere, reading it would wait for the device.
     if factor.device.type != "cpu" or factor != 1:
         torch._foreach_mul_(gradients, factor)
@@ -77,12 +77,6 @@ def _check_max_norm(max_norm: float) -> None:
     # 0 would make no step at all (other libraries mean no clipping by it), and a negative norm would reverse the step.
     if not max_norm > 0:
         raise InputError(f"max_norm must be above 0 (infinity clips nothing), got {max_norm}")
-
-
-def _clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """The factor that clips gradients of this norm; 1 if the norm is not finite."""
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
 
 
 @torch.no_grad()
@@ -113,5 +107,5 @@ def clipped_step(optimizer: torch.optim.Optimizer, max_norm: float, *, grad_scal
         return norm
     norm = global_norm([p.grad for p in parameters]) * grad_scale if parameters else torch.zeros(())
     if torch.isfinite(norm):
-        optimizer.step(grad_scale=grad_scale * float(_clip_factor(norm, max_norm)))
+        optimizer.step(grad_scale=grad_scale * float(clip_factor(norm, max_norm)))
     return norm

@@ -33,6 +33,8 @@ class Lamb(MasterWeightOptimizer):
         InputError: a rate is negative or not finite, a beta is not in [0, 1), or ``variant`` is unknown.
     """
 
+    kind = "lamb"
+
     def __init__(
         self,
         params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
@@ -50,8 +52,8 @@ class Lamb(MasterWeightOptimizer):
             raise InputError(f"max_grad_norm must be at least 0, got {max_grad_norm}")
         rates = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         # In the groups: attributes would be part of neither a state_dict nor a copy of the optimiser.
-        kind = {"variant": variant, "max_grad_norm": max_grad_norm, "trust_range": trust_range}
-        super().__init__(params, {**rates, **kind})
+        own = {"variant": variant, "max_grad_norm": max_grad_norm, "trust_range": trust_range}
+        super().__init__(params, {**rates, **own})
 
     def _divisor(self, grad_scale: float) -> torch.Tensor | None:
         """The number by which all gradients are divided first, at least 1; None if the variant does not divide them."""
@@ -63,7 +65,7 @@ class Lamb(MasterWeightOptimizer):
 
     def _update(self, batches: list[Batch], grad_scale: float) -> None:
         divisor = self._divisor(grad_scale)
-        _dispatch.call("lamb", batches, grad_scale if divisor is None else grad_scale / divisor)
+        super()._update(batches, grad_scale if divisor is None else grad_scale / divisor)
 
 
 @_dispatch.register("lamb", "reference")

@@ -5,19 +5,6 @@ from __future__ import annotations
 import math
 
 
-def _corrections(group: dict, step: int, corrected: bool) -> tuple[float, float]:
-    if not corrected:
-        return 1.0, 1.0
-    beta1, beta2 = group["betas"]
-    return 1 / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
-
-
-def _common(group: dict, step: int, corrected: bool) -> tuple[float, ...]:
-    beta1, beta2 = group["betas"]
-    corrections = _corrections(group, step, corrected)
-    return (group["lr"], group["eps"], group["weight_decay"], 1 - beta1, 1 - beta2, *corrections)
-
-
 def is_corrected(kind: str, group: dict) -> bool:
     """Whether moments are divided by 1 - beta^step; kind is "adamw" or "lamb"."""
     return group["correct_bias"] if kind == "adamw" else group["variant"] != "clamped"
@@ -36,7 +23,11 @@ def divides_by_norm(group: dict) -> bool:
 def rates(kind: str, group: dict, step: int) -> tuple[float, ...]:
     """(lr, eps, weight decay, 1 - beta1, 1 - beta2, both bias corrections, whether there is a trust ratio, its minimum,
     its maximum)."""
-    common = _common(group, step, is_corrected(kind, group))
+    beta1, beta2 = group["betas"]
+    corrections = 1.0, 1.0
+    if is_corrected(kind, group):
+        corrections = 1 / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
+    common = (group["lr"], group["eps"], group["weight_decay"], 1 - beta1, 1 - beta2, *corrections)
     if kind == "adamw":
         return (*common, 0.0, 1.0, 1.0)
     between = group["trust_range"] if group["variant"] == "clamped" else (0.0, math.inf)

@@ -3,7 +3,8 @@
 config, phase_options, deepspeed_options, recipes    what a user asks for; importable without torch
 pretrain                                             a run from its options to its result: start here
 model_and_data, optimizers, initialisation           what the options name
-loop, batch_source, phases, spikes, evaluation       a run's steps, batches, learning rate and held-out figures
+loop, batch_source, phases, spikes, evaluation, result
+                                                     a run's steps, batches, learning rate, held-out figures, outcome
 engine, engines/                                     one step: in one process, under DDP, under DeepSpeed
 precision, loss_scale                                autocast and fp8, float16's loss scale
 capture, graph, shaped_steps                         steps as CUDA graphs: of pre-training, and of fine-tuning

@@ -307,11 +307,7 @@ def restore_optimizer(
     Raises:
         CheckpointError: a tensor has another shape than its parameter, or there is state of an unknown parameter.
     """
-    by_name: dict[str, dict] = {name: dict(values) for name, values in numbers.items()}
-    for full_name, value in tensors.items():
-        if full_name.startswith(_OF_OPTIMIZER):
-            key, _, name = full_name.removeprefix(_OF_OPTIMIZER).partition(".")
-            by_name.setdefault(name, {})[key] = value
+    by_name = _by_parameter(tensors, numbers)
     unknown = set(by_name) - {name for name, _ in named_parameters}
     if unknown:
         raise CheckpointError(f"optimizer state must be of this model's parameters, got {sorted(unknown)[:3]}")
@@ -322,12 +318,24 @@ def restore_optimizer(
         state = by_name.get(name, {})
         for key, value in state.items():
             if isinstance(value, Tensor):
-                if value.dim() and value.shape != parameter.shape:
-                    raise CheckpointError(
-                        f"optimizer state {key} of {name} must be {tuple(parameter.shape)}, got {tuple(value.shape)}"
-                    )
+                _check_shape(f"{key} of {name}", value, parameter)
                 stays = key == "step" and parameter not in counts_there
                 state[key] = value.clone() if stays else value.to(parameter.device, copy=True)
         optimizer.state.pop(parameter, None)
         if state:
             optimizer.state[parameter] = state
+
+
+def _by_parameter(tensors: dict[str, Tensor], numbers: dict) -> dict[str, dict]:
+    """The state of each parameter, from the two results of `optimizer_tensors`."""
+    by_name: dict[str, dict] = {name: dict(values) for name, values in numbers.items()}
+    for full_name, value in tensors.items():
+        if full_name.startswith(_OF_OPTIMIZER):
+            key, _, name = full_name.removeprefix(_OF_OPTIMIZER).partition(".")
+            by_name.setdefault(name, {})[key] = value
+    return by_name
+
+
+def _check_shape(what: str, value: Tensor, parameter: Tensor) -> None:
+    if value.dim() and value.shape != parameter.shape:
+        raise CheckpointError(f"optimizer state {what} must be {tuple(parameter.shape)}, got {tuple(value.shape)}")

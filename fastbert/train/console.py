@@ -61,14 +61,14 @@ class Console:
         """Moves the bar to a share of the run, and puts ``note`` beside it."""
         self._bar.update(self._task, completed=min(progress, 1.0), note=note)
 
-    def step(self, row: dict) -> None:
-        """Prints the line of a row: step loss mlm_acc nsp_acc grad_norm lr tok/s MFU mem."""
+    def step(self, step: int, row: dict) -> None:
+        """Prints the line of a row of training: step loss mlm_acc nsp_acc grad_norm lr tok/s MFU mem."""
         if self._lines % 20 == 0:
             self.say(" ".join(f"{name:>{width}}" for name, width in _COLUMNS + _MORE))
         self._lines += 1
         nsp = row.get("nsp_acc")
         self.say(
-            f"{row['step']:>7} {row['loss']:>8.4f} {row['mlm_acc']:>8.4f} "
+            f"{step:>7} {row['loss']:>8.4f} {row['mlm_acc']:>8.4f} "
             f"{f'{nsp:.4f}' if nsp is not None else '-':>8} {row['grad_norm']:>10.3f} {row['lr']:>9.2e} "
             f"{row['tokens_per_second']:>9,.0f} {100 * row['mfu']:>5.1f}% {row['memory_mib']:>5,.0f} MiB"
         )

@@ -77,7 +77,7 @@ def joined(always: bool = False) -> Iterator[World]:
         always: opens a group even for one process, which DeepSpeed needs.
 
     Raises:
-        InputError: the processes cannot connect.
+        InputError: there is no GPU for this process on a machine with GPUs, or the processes cannot connect.
         RankLost: while the block ran, another process died or stopped answering.
     """
     if dist.is_available() and dist.is_initialized():  # by whoever calls us as a library; the group is theirs
@@ -89,6 +89,9 @@ def joined(always: bool = False) -> Iterator[World]:
         yield world
         return
     if torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        if not 0 <= world.local_rank < gpus:
+            raise InputError(f"LOCAL_RANK must be the number of one of the {gpus} GPUs here, got {world.local_rank}")
         torch.cuda.set_device(world.local_rank)
     # Counts are reduced on the CPU, gradients where they are.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

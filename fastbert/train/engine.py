@@ -63,6 +63,8 @@ class LocalEngine:
     loss_scale = 1.0
     # Whether ops may add to gradients themselves (`ops.gradients_in_place`); not if hooks wait for autograd's.
     gradients_in_place = True
+    # Replaces values (n,) on the device by their maxima over the ranks, in place; None for a single rank.
+    _largest_of_ranks: Callable[[Tensor], object] | None = None
 
     def __init__(
         self,
@@ -88,10 +90,11 @@ class LocalEngine:
         self.skipped = 0
         self.scale = LossScale(self.device, precision == "fp16")
         self.loss_scale = float(self.scale.scale)
-        is_ours = isinstance(optimizer, MasterWeightOptimizer)
         self.on_device = False
         self._skipped_in_a_row = 0
-        if self.device.type == "cuda" and is_ours if on_device is None else on_device:
+        if on_device is None:
+            on_device = self.device.type == "cuda" and isinstance(optimizer, MasterWeightOptimizer)
+        if on_device:
             self.decide_on_device()
 
     def decide_on_device(self) -> None:
@@ -105,9 +108,6 @@ class LocalEngine:
     def autocast(self) -> AbstractContextManager:
         """The precision policy, for a forward pass outside `backward` too."""
         return self.policy.block()
-
-    # Replaces values (n,) on the device by their maxima over the ranks, in place; None for a single rank.
-    _largest_of_ranks: Callable[[Tensor], object] | None = None
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
         """Runs a forward pass and adds its gradients; returns the loss, detached.
@@ -255,6 +255,13 @@ class LocalEngine:
                 f"since only DeepSpeed reads its shards; go on with --zero {form['stage']}, or start a new run from "
                 "its model"
             )
+        self._restore_weights(path, tensors)
+        checkpoint.restore_optimizer(self.optimizer, list(self.model.named_parameters()), tensors, state["optimizer"])
+        self.policy.restore(path, tensors)
+        self._restore_counters(state)
+
+    @torch.no_grad()
+    def _restore_weights(self, path: Path, tensors: dict[str, Tensor]) -> None:
         weights = {name: value.data for name, value in self.model.named_parameters()}
         names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
         if names != set(weights):
@@ -262,17 +269,13 @@ class LocalEngine:
                 f"{path}: its tensors are not this model's: missing {sorted(set(weights) - names)[:3]}, unexpected "
                 f"{sorted(names - set(weights))[:3]}"
             )
-        with torch.no_grad():
-            for name, value in weights.items():
-                saved = tensors[f"model.{name}"]
-                if saved.shape != value.shape:
-                    raise CheckpointError(
-                        f"{path}: {name} must be {tuple(value.shape)} for this model, got {tuple(saved.shape)}"
-                    )
-                value.copy_(saved)
-        checkpoint.restore_optimizer(self.optimizer, list(self.model.named_parameters()), tensors, state["optimizer"])
-        self.policy.restore(path, tensors)
-        self._restore_counters(state)
+        for name, value in weights.items():
+            saved = tensors[f"model.{name}"]
+            if saved.shape != value.shape:
+                raise CheckpointError(
+                    f"{path}: {name} must be {tuple(value.shape)} for this model, got {tuple(saved.shape)}"
+                )
+            value.copy_(saved)
 
     def _restore_counters(self, state: dict) -> None:
         self.micro_step, self.skipped = state["micro_step"], state["skipped"]

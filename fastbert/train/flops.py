@@ -59,7 +59,16 @@ def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3
         for model, peak in _BF16_PEAKS.items():
             if model in name and not any(word in name for word in _OTHERS):
                 return peak, f"stated for {model} in bf16"
-    size = 4096 if device.type == "cuda" else 1024
+    name, size = dtype_name(dtype), 4096 if device.type == "cuda" else 1024
+    product_rate = _product_rate(size, device, dtype, seconds)
+    loop_rate = max(map(_native.loop_rate, _LOOPS.get(dtype, ())), default=0.0) if device.type == "cpu" else 0.0
+    if loop_rate > product_rate:
+        return loop_rate, f"measured, {name} multiply-adds in registers"
+    return product_rate, f"measured, {name} {size} x {size} product"
+
+
+def _product_rate(size: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    """The FLOP/s of the fastest of many products of two square matrices."""
     # With its own generator: measuring must not advance the one that a run draws from.
     generator = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
@@ -74,9 +83,4 @@ def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3
     deadline, best = time.perf_counter() + seconds, product()
     while time.perf_counter() < deadline:
         best = min(best, product())
-    name = dtype_name(dtype)
-    product_rate = 2 * size**3 / best
-    loop_rate = max(map(_native.loop_rate, _LOOPS.get(dtype, ())), default=0.0) if device.type == "cpu" else 0.0
-    if loop_rate > product_rate:
-        return loop_rate, f"measured, {name} multiply-adds in registers"
-    return product_rate, f"measured, {name} {size} x {size} product"
+    return 2 * size**3 / best

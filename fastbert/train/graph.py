@@ -12,7 +12,8 @@ Without a CUDA device the same functions are called directly instead of replayed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 
 import torch
@@ -23,7 +24,7 @@ from ..data.budget import BatchShape, StaticBatch
 from ..errors import BackendError, InputError
 from ..graph_capture import Replay, on_stream
 from ..ops import _dispatch
-from .capture import RandomPlace
+from .capture import Captures, DropoutState
 from .config import PretrainConfig
 from .engine import LocalEngine
 
@@ -100,14 +101,11 @@ class StaticStep:
         self._batch = _empty_batch(shape, pairs, device)
         # The micro-batch's shares of the step's labels and pairs, and its numbers of labels and pairs.
         self._shares = torch.zeros(4, dtype=torch.float64, device=device)
-        self._random = RandomPlace(device)
+        self._random = DropoutState(device)
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)
-        self._captures = device.type == "cuda"
+        self._captures = Captures(device)
         self._done = 0
-        # Warm-up and captures share a stream: with two, a step's memory and cuBLAS's workspace would be held twice.
-        self._stream = torch.cuda.Stream(device) if self._captures else None
-        pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self._whole, self._first, self._next, self._update = (Replay(self._stream, pool) for _ in range(4))
+        self._whole, self._first, self._next, self._update = (self._captures.replay() for _ in range(4))
 
     def run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
         """Makes one step; returns the norm of the gradient before clipping, () float32 on the device.
@@ -116,9 +114,7 @@ class StaticStep:
             batches: ``accumulate`` micro-batches on the host. Losses are weighted as if they were one batch.
             lr: the learning rate.
         """
-        # Streams belong to the current device, which need not be the model's. For the CPU get_device() is -1, which
-        # changes nothing.
-        with torch.cuda.device(self._sums.get_device()):
+        with self._captures.on_device():
             return self._run(batches, lr)
 
     def _run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
@@ -126,24 +122,26 @@ class StaticStep:
         pairs = max(sum(b.num_pairs for b in batches), 1)
         engine.set_rate(lr)
         self._random.follow(engine)
-        warm = self._captures and self._done < _WARM_UP
-        if self._captures and self._done in (0, _WARM_UP):
+        warm_up = self._captures.enabled and self._done < _WARM_UP
+
+        def launch(replay: Replay, part: Callable[[], None]) -> None:
+            part() if warm_up else replay(part)
+
+        if self._captures.enabled and self._done in (0, _WARM_UP):
             # Without gradients the first backward pass writes instead of adding. It must not add to those of an earlier
             # graph, whose memory still holds its last step's, nor to what the warm-up left.
             engine.optimizer.zero_grad(set_to_none=True)
-        with on_stream(self._stream) if warm else torch.autograd.set_grad_enabled(True):
+        with on_stream(self._captures.stream) if warm_up else nullcontext():
             for number, batch in enumerate(batches):
                 self._load(batch, labels, pairs)
                 if self.accumulate == 1:
-                    self._whole_step() if warm else self._whole(self._whole_step)
-                elif warm:
-                    self._micro_step()
+                    launch(self._whole, self._whole_step)
                 else:
-                    (self._next if number else self._first)(self._micro_step)
+                    launch(self._next if number else self._first, self._micro_step)
                 self._random.passed(engine)
             if self.accumulate > 1:
-                engine.update() if warm else self._update(engine.update)
-        if warm or not self._captures:
+                launch(self._update, engine.update)
+        if warm_up or not self._captures.enabled:
             engine.optimizer.zero_grad(set_to_none=True)
         self._done += 1
         return engine.norm.clone()
@@ -156,13 +154,13 @@ class StaticStep:
         return sums
 
     def _load(self, batch: StaticBatch, labels: int, pairs: int) -> None:
-        """Copies a batch into the tensors that the step reads, from pinned memory, so that the host does not wait."""
+        """Copies a batch, and its shares of the step, into the tensors that the step reads."""
         shares = [batch.num_labels / labels, batch.num_pairs / pairs, batch.num_labels, batch.num_pairs]
-        for target, source in (
-            *((getattr(self._batch, name), getattr(batch, name)) for name in _tensors(self._batch)),
-            (self._shares, torch.tensor(shares, dtype=torch.float64, device="cpu")),
-        ):
-            target.copy_(source.pin_memory() if self._captures else source, non_blocking=True)
+        names = _tensors(self._batch)
+        self._captures.load(
+            [*(getattr(self._batch, name) for name in names), self._shares],
+            [*(getattr(batch, name) for name in names), torch.tensor(shares, dtype=torch.float64, device="cpu")],
+        )
 
     def _micro_step(self) -> None:
         """Forward and backward pass of the batch that was loaded."""

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from .distributed import World
 from .evaluation import evaluate
 from .metrics import MetricsLog, NoLog
 from .optimizers import make_optimizer
+from .result import PretrainResult
 from .run_clock import RunClock
 from .run_report import write_pages
 from .saving import RunCheckpoints
@@ -37,34 +37,6 @@ from .window import Window, memory_mib
 # If a run has a number of steps besides max_minutes, the clock only counts from this share of its time on: the first
 # steps of a process are slow, and a run that only they put behind the clock would differ from others of its seed.
 _CLOCK_COUNTS_FROM = 0.05
-
-
-@dataclass(frozen=True)
-class PretrainResult:
-    """The result of a pre-training run.
-
-    Args:
-        run_dir, model_dir: the run directory, and the model with the least held-out loss in it.
-        steps, seconds, tokens: totals of the whole run, across resumes.
-        history: the rows of metrics.jsonl.
-        heldout: the held-out figures of the model in model_dir; empty without held-out documents.
-        interrupted: the name of the signal that ended the run early, or None.
-        paths: what was written.
-        processor_seconds: processor time of all threads of this process during ``seconds``.
-        late_signal: the name of a signal that came after the last step, so that the run is complete, or None.
-    """
-
-    run_dir: Path
-    model_dir: Path
-    steps: int
-    seconds: float
-    tokens: int
-    history: list[dict]
-    heldout: dict = field(default_factory=dict)
-    interrupted: str | None = None
-    paths: list[Path] = field(default_factory=list)
-    processor_seconds: float = 0.0
-    late_signal: str | None = None
 
 
 class PretrainLoop:
@@ -185,34 +157,9 @@ class PretrainLoop:
             self._log, self._stop = log, stop
             self._rows = StepRows(self.run_dir / "steps.jsonl" if self.engine.world.first else None, self.step)
             self._rows.begin(self.window)
-            if self._evaluation_is_due:
-                self._evaluate()
-            if self.step and self.progress >= 1.0:
-                self.console.say(f"nothing is left to train: the run has its {counted(self.step, 'step')}")
-            while self.progress < 1.0 and not self._stop_signal():
-                self.train_step()
-                watch.alive()
-                # The last evaluation comes before the last checkpoint, which records the best model.
-                if self.step % self.config.eval_every == 0 or self.progress >= 1.0:
-                    self._evaluate()
-                if self.step % self.config.save_every == 0:
-                    self.checkpoints.save()
-                self.checkpoints.check()
+            self._train(watch)
             stopped = self._stop_signal()
-            if not self.step and stopped is None:
-                raise InputError(
-                    f"max_minutes must leave time for a step, got {self.config.max_minutes:g}: the time was over "
-                    "before the first step, so nothing was trained"
-                )
-            if stopped is None and self.evaluated_at != self.step:
-                self._evaluate()
-            # Now, and not when garbage is collected: this loop is in reference cycles.
-            self._fixed = None  # frees the graph's memory
-            self.batches.end_workers()
-            self.checkpoints.finish()
-            if not self.best:
-                self._write_model()
-            paths = write_pages(self.run_dir, self.config, log.rows(), self.best) if self.engine.world.first else []
+            paths = self._finish(stopped)
             history = log.rows()
         return PretrainResult(
             run_dir=self.run_dir,
@@ -227,6 +174,42 @@ class PretrainLoop:
             processor_seconds=self.clock.processor_seconds,
             late_signal=stop.asked if stopped is None else None,
         )
+
+    def _train(self, watch: StallWatch) -> None:
+        """All steps, with the evaluations and checkpoints between them, up to the end or a signal."""
+        if self._evaluation_is_due:
+            self._evaluate()
+        if self.step and self.progress >= 1.0:
+            self.console.say(f"nothing is left to train: the run has its {counted(self.step, 'step')}")
+        while self.progress < 1.0 and not self._stop_signal():
+            self.train_step()
+            watch.alive()
+            # The last evaluation comes before the last checkpoint, which records the best model.
+            if self.step % self.config.eval_every == 0 or self.progress >= 1.0:
+                self._evaluate()
+            if self.step % self.config.save_every == 0:
+                self.checkpoints.save()
+            self.checkpoints.check()
+
+    def _finish(self, stopped: str | None) -> list[Path]:
+        """The last evaluation, unless a signal has stopped the run, the last checkpoint and the pages; returns the
+        paths that this rank has written."""
+        if not self.step and stopped is None:
+            raise InputError(
+                f"max_minutes must leave time for a step, got {self.config.max_minutes:g}: the time was over "
+                "before the first step, so nothing was trained"
+            )
+        if stopped is None and self.evaluated_at != self.step:
+            self._evaluate()
+        # Now, and not when garbage is collected: this loop is in reference cycles.
+        self._fixed = None  # frees the graph's memory
+        self.batches.end_workers()
+        self.checkpoints.finish()
+        if not self.best:
+            self._write_model()
+        if not self.engine.world.first:
+            return []
+        return write_pages(self.run_dir, self.config, self._log.rows(), self.best)
 
     def _open_log(self) -> MetricsLog | NoLog:
         if not self.engine.world.first:
@@ -351,11 +334,11 @@ class PretrainLoop:
     def _report(self) -> None:
         self.flush_rows()
         row = Window.over(self.windows()).row(self.peak[0] * self.engine.world.size)
-        row |= {"step": self.step, **self._state_of_step()}
+        row |= self._state_of_step()
         self.window = Window()
         self._rows.begin(self.window)
         self._record("train", row)
-        self.console.step(row)
+        self.console.step(self.step, row)
 
     def windows(self) -> list[Window]:
         """The windows of all ranks, in the order of the ranks."""
@@ -372,7 +355,7 @@ class PretrainLoop:
             return
         self.console.heldout(self.step, row)
         name = {"phase": self.phase.name} if self.phase.name else {}
-        self._record("heldout", row | {"step": self.step} | name)
+        self._record("heldout", row | name)
         self.evaluated_at = self.step
         loss = row["mlm_loss"] + row.get("nsp_loss", 0.0)
         # Losses on samples of different lengths cannot be compared: a later phase's model counts as the better one.
@@ -383,10 +366,9 @@ class PretrainLoop:
             self.checkpoints.saved_at = None  # a checkpoint of this step does not record this best model yet
 
     def _record(self, kind: str, row: dict) -> None:
-        values = {name: value for name, value in row.items() if name != "step"}
-        self._log.log(kind, row["step"], **values)
+        self._log.log(kind, self.step, **row)
         for callback in self.callbacks:
-            callback({"kind": kind, **row})
+            callback({"kind": kind, "step": self.step, **row})
 
     def _write_model(self) -> None:
         with self.engine.whole_weights():

@@ -94,17 +94,32 @@ def model_settings(
         objective: the objective of the data; None for the recipe's.
     """
     longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
-    kind, objective = registry.of_model(config.model), objective or config.samples.objective
-    asked = kind.rates(config.dropout)
+    kind = registry.of_model(config.model)
     if os.path.isdir(config.model):
-        settings = kind.config_class.from_pretrained(config.model, **asked)
-        own = getattr(settings, "position_embedding_type", "absolute")
-        if config.position_embedding_type not in ("absolute", own):  # absolute is the default, so not a request
-            raise InputError(
-                f"position_embedding_type {config.position_embedding_type} is only for new weights: {config.model} was "
-                f"trained with {own} positions"
-            )
-        return kind, settings
+        return kind, _settings_of_directory(config, kind)
+    settings = _settings_of_size(config, kind, shards, objective or config.samples.objective)
+    if settings.max_position_embeddings is not None:
+        settings.max_position_embeddings = max(settings.max_position_embeddings, longest)
+    kind.complete(settings, shards)
+    return kind, settings
+
+
+def _settings_of_directory(config: PretrainConfig, kind: registry.Architecture) -> ModelConfig:
+    settings = kind.config_class.from_pretrained(config.model, **kind.rates(config.dropout))
+    own = getattr(settings, "position_embedding_type", "absolute")
+    if config.position_embedding_type not in ("absolute", own):  # absolute is the default, so not a request
+        raise InputError(
+            f"position_embedding_type {config.position_embedding_type} is only for new weights: {config.model} was "
+            f"trained with {own} positions"
+        )
+    return settings
+
+
+def _settings_of_size(
+    config: PretrainConfig, kind: registry.Architecture, shards: ShardSet | None, objective: str
+) -> ModelConfig:
+    """The configuration of new weights."""
+    asked = kind.rates(config.dropout)
     if config.init == "small" and kind.model_type != "bert":
         raise InputError(f"init small is only for a BERT, got model {config.model!r}: expected init bert")
     if shards is not None:
@@ -122,13 +137,9 @@ def model_settings(
             f"directory{download_hint(config.model)}"
         )
     try:
-        settings = kind.config_class.from_name(config.model, **asked)
+        return kind.config_class.from_name(config.model, **asked)
     except InputError as error:  # it may also be a directory that is misspelt, or was moved before a resume
         raise InputError(f"model {config.model!r:.100} is not a directory to go on from, and {error}") from None
-    if settings.max_position_embeddings is not None:
-        settings.max_position_embeddings = max(settings.max_position_embeddings, longest)
-    kind.complete(settings, shards)
-    return kind, settings
 
 
 def check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingData) -> None:

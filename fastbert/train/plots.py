@@ -21,7 +21,7 @@ _MARKED = {"color": "#0b57a4", "linewidth": 2, "marker": "o", "markersize": 3}
 """The curve of evaluations."""
 
 
-def _thin(points: list) -> list:
+def _every_nth(points: list) -> list:
     """Every n-th point and the last, so that a picture of a long run stays small."""
     stride = -(-len(points) // _MOST_POINTS) or 1
     return points[: len(points) - 1 : stride] + points[-1:] if points else []
@@ -124,7 +124,7 @@ def _curves(axis, rows: Sequence[dict], name: str, scale: float) -> None:
 
 
 def _points(rows: Sequence[dict], kind: str, name: str, scale: float = 1.0) -> list[tuple[int, float]]:
-    return _thin([(row["step"], scale * row[name]) for row in rows if row["kind"] == kind and name in row])
+    return _every_nth([(row["step"], scale * row[name]) for row in rows if row["kind"] == kind and name in row])
 
 
 def _curve(axis, points: Sequence[tuple[int, float]], label: str, style: dict[str, Any]) -> None:

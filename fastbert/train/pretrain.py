@@ -21,8 +21,9 @@ from .console import Console
 from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
 from .engines.deepspeed_config import configuration
-from .loop import PretrainLoop, PretrainResult
+from .loop import PretrainLoop
 from .model_and_data import begins_with, build_model, check_fit, check_heldout, open_data, warn_of_other_words
+from .result import PretrainResult
 from .run_header import header
 from .run_lock import only_run
 from .wandb_log import check_installed
@@ -113,11 +114,14 @@ def _prepare(
         held: gets the lock on the run directory.
     """
     run_dir = Path(config.out)
-    hold = lambda: held.enter_context(only_run(run_dir))  # noqa: E731
+
+    def lock() -> None:
+        distributed.on_first(world, lambda: held.enter_context(only_run(run_dir)))
+
     # Locked before it looks for a checkpoint, which a run that is under way might be writing or removing.
     goes_on = config.resume is not None and distributed.on_first(world, run_dir.is_dir)
     if goes_on:
-        distributed.on_first(world, hold)
+        lock()
     resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir))
     if data is None:
         data, heldout = open_data(config)
@@ -125,8 +129,8 @@ def _prepare(
             distributed.on_each_machine(world, data.shards.verify)
     deepspeed = deepspeed_of(config)
     distributed.same_on_all(world, _started_with(config, data.shards, deepspeed))
-    built = model is None
-    if built:
+    named = model is None
+    if named:
         model = build_model(config, data)
     check_fit(config, model, data)
     if world.first:
@@ -136,24 +140,34 @@ def _prepare(
     distributed.place(model, world)
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world, deepspeed)
     if resume_from is not None:
-        loop.checkpoints.restore(resume_from)
-        console.say(f"resumed from {resume_from} at step {loop.step}")
-        others = _other_options(config, resume_from.parent.parent / "config.yaml")
-        if others:
-            console.say(f"other options than before: {', '.join(others)}")
-    elif built:
+        _resume(loop, resume_from)
+    elif named:
         console.say(begins_with(config, model))
     run_dir.mkdir(parents=True, exist_ok=True)
     if not goes_on:
-        distributed.on_first(world, hold)
+        lock()
     if resume_from is not None and config.resume != "auto":
         _go_back(loop)
     if world.first:
-        remove_unfinished(run_dir)
-        write_whole(run_dir / "config.yaml", config.to_yaml(), CheckpointError)
-        if deepspeed is not None:
-            write_whole(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n", CheckpointError)
+        _write_options(config, run_dir, deepspeed)
     return loop
+
+
+def _resume(loop: PretrainLoop, path: Path) -> None:
+    """Restores a checkpoint; says so, and which options differ from those of its run."""
+    loop.checkpoints.restore(path)
+    loop.console.say(f"resumed from {path} at step {loop.step}")
+    others = _other_options(loop.config, path.parent.parent / "config.yaml")
+    if others:
+        loop.console.say(f"other options than before: {', '.join(others)}")
+
+
+def _write_options(config: PretrainConfig, run_dir: Path, deepspeed: dict | None) -> None:
+    """Writes config.yaml and, for a run under DeepSpeed, deepspeed.json."""
+    remove_unfinished(run_dir)
+    write_whole(run_dir / "config.yaml", config.to_yaml(), CheckpointError)
+    if deepspeed is not None:
+        write_whole(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n", CheckpointError)
 
 
 def _started_with(config: PretrainConfig, shards: ShardSet, deepspeed: dict | None) -> dict:
@@ -195,36 +209,49 @@ def deepspeed_of(config: PretrainConfig) -> dict | None:
 
 
 def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
-    """The checkpoint to continue from, or None to start anew."""
-    checkpoints = run_dir / "checkpoints"
+    """The checkpoint to continue from, or None to start anew. Raises InputError if the directory is not for this run,
+    and CheckpointError if there is no checkpoint that can be read."""
     check_run_name(run_dir)
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"{run_dir}: expected a directory for the run, got a file")
     if config.resume is None:
-        if checkpoints.is_dir() and any(checkpoints.iterdir()):
-            raise InputError(f"{run_dir} already holds a run: resume it with --resume auto, or choose another --out")
-        if (run_dir / "model").exists() and (run_dir / "report.html").exists():  # the checkpoints were removed
-            raise InputError(f"{run_dir} already holds the model of a run that has ended: choose another --out")
-        _check_room(run_dir)
+        _check_new(run_dir)
         return None
     if config.resume != "auto":
-        point = Path(config.resume)
-        if (point / "checkpoints").is_dir():
-            hint = f"--out {point} --resume auto continues it"
-            raise InputError(f"{point}: expected auto or a checkpoint to resume from, got a run's directory; {hint}")
-        if point.resolve().parent != checkpoints.resolve():
-            if checkpoints.is_dir() and any(checkpoints.iterdir()):
-                raise InputError(
-                    f"{run_dir} already holds a run, of which {point} is no checkpoint: go on from one of its own, or "
-                    "choose another --out"
-                )
-            _check_room(run_dir)
-        checkpoint.verify(point)
-        return point
-    point = checkpoint.newest(checkpoints)
-    if point is None:
+        return _named_checkpoint(Path(config.resume), run_dir)
+    newest = checkpoint.newest(run_dir / "checkpoints")
+    if newest is None:
         _check_room(run_dir)
-    return point
+    return newest
+
+
+def _check_new(run_dir: Path) -> None:
+    if _has_checkpoints(run_dir):
+        raise InputError(f"{run_dir} already holds a run: resume it with --resume auto, or choose another --out")
+    if (run_dir / "model").exists() and (run_dir / "report.html").exists():  # the checkpoints were removed
+        raise InputError(f"{run_dir} already holds the model of a run that has ended: choose another --out")
+    _check_room(run_dir)
+
+
+def _named_checkpoint(path: Path, run_dir: Path) -> Path:
+    """The path, a checkpoint of this run, or of another one if there is none in this directory."""
+    if (path / "checkpoints").is_dir():
+        hint = f"--out {path} --resume auto continues it"
+        raise InputError(f"{path}: expected auto or a checkpoint to resume from, got a run's directory; {hint}")
+    if path.resolve().parent != (run_dir / "checkpoints").resolve():
+        if _has_checkpoints(run_dir):
+            raise InputError(
+                f"{run_dir} already holds a run, of which {path} is no checkpoint: go on from one of its own, or "
+                "choose another --out"
+            )
+        _check_room(run_dir)
+    checkpoint.verify(path)
+    return path
+
+
+def _has_checkpoints(run_dir: Path) -> bool:
+    directory = run_dir / "checkpoints"
+    return directory.is_dir() and any(directory.iterdir())
 
 
 def _check_room(run_dir: Path) -> None:

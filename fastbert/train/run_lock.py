@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from ..errors import InputError
 
@@ -37,6 +38,10 @@ def only_run(run_dir: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
             yield
             return
+        if not _is_still(file, path):  # a run that ended meanwhile has removed it: others would lock a new file
+            with only_run(run_dir):
+                yield
+            return
         try:
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -44,3 +49,11 @@ def only_run(run_dir: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _is_still(file: IO, path: Path) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False

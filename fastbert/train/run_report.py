@@ -202,7 +202,7 @@ def write_pages(run_dir: Path, config: PretrainConfig, rows: list[dict], best: d
     return [run_dir / name for name in names] + [plot, report]
 
 
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _means(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Replaces groups of neighbouring points by their means if there are too many, to keep the page small."""
     stride = -(-len(points) // _MOST_POINTS) or 1
     groups = (points[first : first + stride] for first in range(0, len(points), stride))
@@ -221,7 +221,9 @@ def _curve(runs: Sequence[Run], name: str, label: str, scale: float, logarithmic
             ]
             if points:
                 shown = run.name if len(runs) > 1 and not named else ""
-                lines.append(svg.Curve(_thin(points), svg.COLOURS[number % len(svg.COLOURS)], shown, kind == "heldout"))
+                lines.append(
+                    svg.Curve(_means(points), svg.COLOURS[number % len(svg.COLOURS)], shown, kind == "heldout")
+                )
                 named = True
     return svg.line_chart(lines, label, "optimiser steps", logarithmic)
 

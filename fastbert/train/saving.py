@@ -30,13 +30,11 @@ class RunCheckpoints:
 
     Attributes:
         saved_at: the step of the last checkpoint, written or under way; None if there is none.
-        failed: the number of checkpoints that could not be written.
     """
 
     def __init__(self, loop: PretrainLoop) -> None:
         self._loop, self._background = loop, BackgroundSave()
         self.saved_at: int | None = None
-        self.failed = 0
 
     def save(self, *, last: bool = False) -> None:
         """Writes a checkpoint of the current step, or starts to with ``config.async_save``.
@@ -62,49 +60,53 @@ class RunCheckpoints:
         options = {"keep": loop.config.keep, "protect": [loop.best["step"]] if loop.best else []}
         options["world_size"] = loop.engine.world.size
         directory = loop.run_dir / "checkpoints"
-        try:
-            self._settle()
+
+        def write() -> None:
             if loop.config.async_save and not last:
                 self._background.submit(directory, loop.step, tensors, state, **options)
             else:
                 checkpoint.save(directory, loop.step, tensors, state, more=more, **options)
             self.saved_at = loop.step
-        except CheckpointError as error:
-            self._failure(error, last)
+
+        self._try(self._background.wait)
+        self._try(write, last=last)
 
     def check(self) -> None:
         """Called after every step, to raise an error of a save in the background, as `save` does."""
-        try:
-            self._background.check()
-        except CheckpointError as error:
-            self._failure(error, False)
-
-    def _settle(self) -> None:
-        """Waits for the save in the background. Raises as `save`."""
-        try:
-            self._background.wait()
-        except CheckpointError as error:
-            self._failure(error, False)
+        self._try(self._background.check)
 
     def finish(self) -> None:
         """Waits for a save under way, and writes a checkpoint if the last step has none. Raises as `save`."""
-        self._settle()
+        self._try(self._background.wait)
         if self._any(self.saved_at != self._loop.step):
             self.save(last=True)
 
     def _any(self, here: bool) -> bool:
         """Whether it is true on any rank, so that all ranks decide alike."""
-        return self._loop.engine.reduce([float(here)])[0] > 0
+        return self._loop.engine.reduce([here])[0] > 0
 
     def attempt(self, write: Callable[[], None]) -> bool:
         """Calls ``write``; returns False if it raised CheckpointError on any rank and errors do not end the run."""
-        failed = False
+        return not self._any(not self._try(write))
+
+    def _try(self, write: Callable[[], None], *, last: bool = False) -> bool:
+        """Calls ``write``; returns whether it succeeded.
+
+        Args:
+            last: whether an error ends the run in any case.
+
+        Raises:
+            CheckpointError: the one that ``write`` raised, if errors end the run; otherwise it is printed.
+        """
         try:
             write()
         except CheckpointError as error:
-            self._failure(error, False)
-            failed = True
-        return not self._any(failed)
+            self.saved_at = None
+            if last or self._loop.config.save_errors == "stop":
+                raise
+            self._loop.console.say(f"training goes on without it: {error}")
+            return False
+        return True
 
     def __enter__(self) -> RunCheckpoints:
         return self
@@ -116,13 +118,6 @@ class RunCheckpoints:
             self._background.wait()
         except CheckpointError as error:
             self._loop.console.say(str(error))
-
-    def _failure(self, error: CheckpointError, last: bool) -> None:
-        self.failed += 1
-        self.saved_at = None
-        if last or self._loop.config.save_errors == "stop":
-            raise error
-        self._loop.console.say(f"training goes on without it: {error}")
 
     def _state(self) -> dict:
         loop = self._loop

@@ -25,7 +25,7 @@ from ..models import BertForSequenceClassification
 from ..models.logits import classification_loss
 from ..packing import PackedBatch
 from . import graph
-from .capture import RandomPlace
+from .capture import Captures, DropoutState
 from .engine import LocalEngine
 
 # The labels of added sequences: the index that the loss ignores, and a position past the end of every sequence.
@@ -61,8 +61,8 @@ def shape_of(batch: PackedBatch, sequences: int, longest: int) -> BatchShape:
 
 
 @dataclass
-class _Place:
-    """The tensors from which the steps of one shape read their batch, and the graph of these steps."""
+class _ShapedStep:
+    """The steps of one shape: the tensors from which they read their batch, their graph, and how many there were."""
 
     batch: PackedBatch
     labels: dict[str, Any]
@@ -86,12 +86,10 @@ class ShapedSteps:
             engine.decide_on_device()
         self.engine, self._rows, self._longest, self._pad_id = engine, rows, longest, pad_id
         device = engine.device
-        self._captures = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._captures else None
-        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self._random = RandomPlace(device)
+        self._captures = Captures(device)
+        self._random = DropoutState(device)
         self._loss = torch.zeros((), device=device)
-        self._places: dict[tuple, _Place] = {}
+        self._by_shape: dict[tuple, _ShapedStep] = {}
         # The optimiser's tables of addresses require an uncaptured step before each capture.
         self._may_capture = False
         self._graphs = 0
@@ -127,58 +125,57 @@ class ShapedSteps:
         Returns:
             (2,) float32 on the device: the loss, and the norm of the gradient before clipping.
         """
-        # Streams belong to the current device, which need not be the model's. For the CPU get_device() is -1, which
-        # changes nothing.
-        with torch.cuda.device(self._loss.get_device()):
+        with self._captures.on_device():
             return self._run(batch, labels, lr, options)
 
     def _run(self, batch: PackedBatch, labels: dict[str, Any], lr: float, options: dict[str, Any]) -> Tensor:
-        engine, place = self.engine, self._load(batch, labels)
+        engine, shaped, captures = self.engine, self._load(batch, labels), self._captures
         engine.set_rate(lr)
         self._random.follow(engine)
 
         def step() -> None:
-            self._step(place, options)
+            self._step(shaped, options)
 
         # Without gradients the backward pass writes instead of adding to those of an earlier step.
         engine.optimizer.zero_grad(set_to_none=True)
-        is_captured = place.replay.is_captured
-        if is_captured or (self._captures and place.steps and self._may_capture and self._graphs < MOST_GRAPHS):
+        is_captured = shaped.replay.is_captured
+        if is_captured or (captures.enabled and shaped.steps and self._may_capture and self._graphs < MOST_GRAPHS):
             self._may_capture = self._may_capture and is_captured
             self._graphs += not is_captured
-            place.replay(step)
-        elif self._captures:
-            with on_stream(self._stream):
+            shaped.replay(step)
+        elif captures.enabled:
+            with on_stream(captures.stream):
                 step()
             self._may_capture = True
         else:
             step()
         # Frees the gradients' memory in the graphs' pool, which the next capture can then use; a replay needs none.
         engine.optimizer.zero_grad(set_to_none=True)
-        place.steps += 1
+        shaped.steps += 1
         self._random.passed(engine)
         return torch.stack([self._loss, engine.norm])
 
-    def _step(self, place: _Place, options: dict[str, Any]) -> None:
+    def _step(self, shaped: _ShapedStep, options: dict[str, Any]) -> None:
         engine = self.engine
         with rng.use(self._random.key(engine)), engine.autocast():
-            if self._is_regression(place.labels):
-                loss = _regression_loss(engine.forward(place.batch, **options).logits, **place.labels, rows=place.rows)
+            if self._is_regression(shaped.labels):
+                logits = engine.forward(shaped.batch, **options).logits
+                loss = _regression_loss(logits, **shaped.labels, rows=shaped.rows)
             else:
-                loss = engine.forward(place.batch, **place.labels, **options).loss
+                loss = engine.forward(shaped.batch, **shaped.labels, **options).loss
         engine.scale.scaled(loss).backward()
         with torch.no_grad():
             self._random.advance()
             self._loss.copy_(loss)
         engine.update()
 
-    def _load(self, batch: PackedBatch, labels: dict[str, Any]) -> _Place:
-        """Copies a padded batch into the tensors that steps of its shape read, from pinned memory, so that the host
-        does not wait."""
+    def _load(self, batch: PackedBatch, labels: dict[str, Any]) -> _ShapedStep:
+        """Pads a batch and copies it into the tensors that steps of its shape read, which are made if there are none
+        yet."""
         choices = labels.get("num_choices", 1)
         shape = shape_of(batch, self._rows * choices, self._longest)
         # Only whole questions are added.
-        shape = replace(shape, sequences=-(-shape.sequences // choices) * choices)
+        shape = replace(shape, sequences=rounded_up(shape.sequences, choices))
         filled = fill_up(batch, shape, self._pad_id)
         tensors = {name: x for name, x in labels.items() if name != "num_choices"}
         per_token = {name: len(x) == batch.num_tokens for name, x in tensors.items()}
@@ -188,20 +185,18 @@ class ShapedSteps:
             given.append(torch.cat([x, x.new_full((sizes[name] - len(x),), _FILLINGS[name])]))
         given.append(torch.tensor(batch.num_sequences // choices, device="cpu"))
         key = (shape, choices, *sorted(per_token.items()))
-        if key not in self._places:
+        if key not in self._by_shape:
             moved = [torch.empty_like(x, device=self.engine.device) for x in given]
             read = PackedBatch(*moved[:4], shape.max_seqlen)
             kept = dict(zip(tensors, moved[4:-1], strict=True))
             if "num_choices" in labels:
                 kept["num_choices"] = choices
-            self._places[key] = _Place(read, kept, moved[-1], Replay(self._stream, self._pool))
-        place = self._places[key]
-        here = place.batch
+            self._by_shape[key] = _ShapedStep(read, kept, moved[-1], self._captures.replay())
+        shaped = self._by_shape[key]
+        here = shaped.batch
         targets = [here.input_ids, here.token_type_ids, here.position_ids, here.cu_seqlens]
-        targets += [*(place.labels[name] for name in tensors), place.rows]
-        for target, source in zip(targets, given, strict=True):
-            target.copy_(source.pin_memory() if self._captures else source, non_blocking=True)
-        return place
+        self._captures.load([*targets, *(shaped.labels[name] for name in tensors), shaped.rows], given)
+        return shaped
 
 
 def _regression_loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class StallWatch:
         if self._seconds is not None:
             # Opened in advance: a process that hangs cannot open files.
             self._file = open(self.path, "a", encoding="utf-8")
-            self._size = self.path.stat().st_size
+            self._size = self._size_now()
             self._arm()
         return self
 
@@ -41,9 +41,14 @@ class StallWatch:
         if self._file is None:
             return
         faulthandler.cancel_dump_traceback_later()
+        is_empty = not self._size_now()
         self._file.close()
-        if not self.path.stat().st_size:
-            self.path.unlink()
+        if is_empty:
+            self.path.unlink(missing_ok=True)
+
+    def _size_now(self) -> int:
+        # Of the open file: someone may have removed its name, empty as it is.
+        return os.fstat(self._file.fileno()).st_size
 
     def _arm(self) -> None:
         faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file)
@@ -57,7 +62,7 @@ class StallWatch:
         # Restarting the timer joins and starts a thread, too slow for every step of a few milliseconds.
         if passed < 0.05 * self._seconds:
             return
-        size = self.path.stat().st_size
+        size = self._size_now()
         if size > self._size:
             self._size = size
             _log.warning("no step ended for %.0f s; the stacks of all threads are in %s", passed, self.path)

@@ -82,7 +82,7 @@ def _cut(path: Path, last_step: int) -> None:
             try:
                 if line.endswith(b"\n") and from_line(line.decode())["step"] <= last_step:
                     break
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 pass
             end = begin
         file.truncate(end)

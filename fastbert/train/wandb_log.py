@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
+from ..files import write_whole
 
 
 def check_installed(project: str | None) -> None:
@@ -28,6 +29,7 @@ class WandbLog:
 
     Raises:
         InputError: wandb is not installed.
+        CheckpointError: the run's id cannot be written.
     """
 
     def __init__(self, project: str | None, run_dir: str | os.PathLike, config: dict) -> None:
@@ -61,5 +63,5 @@ def _id(directory: Path) -> str:
     if not path.exists():
         import uuid
 
-        path.write_text(uuid.uuid4().hex[:16] + "\n")
+        write_whole(path, uuid.uuid4().hex[:16] + "\n", CheckpointError)  # half an id would be another run's
     return path.read_text().strip()

@@ -557,7 +557,7 @@ def test_sigterm_leaves_no_unfinished_file(model, data, lines, tmp_path, monkeyp
     monkeypatch.setattr(SentenceEncoder, "encode", terminated)
     monkeypatch.setattr(features, "token_features", terminated)
     monkeypatch.setattr(Cached, "add", terminated)
-    monkeypatch.setattr(preparing, "encode_job", terminated)
+    monkeypatch.setattr(preparing.Encoder, "__call__", terminated)
     given = {
         "encode": [lines, "--out", out / "vectors.npy"],
         "extract": [lines, "--out", out / "features"],

@@ -376,6 +376,17 @@ def test_what_is_no_text_of_a_directory(tmp_path, caplog):
     assert corpus_files([corpus / "words.txt"], corpus / "words.txt") == [corpus / "words.txt"]  # named by its user
 
 
+@pytest.mark.parametrize("vocab", [".", "vocab.json", "vocab.txt"])
+def test_the_files_of_the_given_vocabulary_are_no_text(tmp_path, vocab):
+    """They were if it was given as the directory, or as byte pairs, whose merges are called .txt."""
+    for name in ("a.txt", "merges.txt", "vocab.txt"):
+        (tmp_path / name).write_text("One.")
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    no_text = {".": {"merges.txt", "vocab.txt"}, "vocab.json": {"merges.txt"}, "vocab.txt": {"vocab.txt"}}[vocab]
+    found = {path.name for path in corpus_files(tmp_path, tmp_path / vocab)}
+    assert found == {"a.txt", "merges.txt", "vocab.txt"} - no_text
+
+
 def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path, caplog):
     corpus = tmp_path / "corpus"
     corpus.mkdir()

@@ -20,6 +20,7 @@ from fastbert import files
 from fastbert.data import prepare as module
 from fastbert.data.bpe import train_bpe
 from fastbert.data.corpus import Document, read_documents
+from fastbert.data.encode import Job, WorkerSettings
 from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
 from fastbert.data.tokenizer import build_tokenizer, load_tokenizer
@@ -61,6 +62,18 @@ def test_a_tokenizer_that_cuts_and_fills_up_does_neither(tmp_path):
     one, other = (ShardSet.open(tmp_path / name).tokens[0].tolist() for name in ("plain", "other"))
     assert one == other == [5, 6, 7, 5, 8, 8, 6, 7, 6, 7]
     assert tokenizer.truncation["max_length"] == 1
+
+
+def test_two_corpora_at_the_same_time_each_have_their_tokenizer():
+    """As in two threads: the second took the first one's place."""
+    encoded = []
+    for word in ("film", "book"):
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", word]
+        tokenizer = build_tokenizer({word: index for index, word in enumerate(words)}, Normalisation())
+        jobs = iter([Job([(True, ["film", "book"])], [False], 8)] * 2)
+        encoded.append(module._encode(jobs, WorkerSettings(tokenizer.to_str(), "<u2", "never", 1), 1))
+    found = [next(each).tokens.tolist() for each in (*encoded, *encoded)]
+    assert found == [[5, 1], [1, 5], [5, 1], [1, 5]]
 
 
 def test_sentences_that_pairs_leave_most_of_out_are_told(tmp_path, caplog):

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 import torch
 
+from fastbert.data import remote
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
@@ -126,6 +127,28 @@ def test_a_shard_that_another_run_uses_is_not_the_one_used_longest_ago(elsewhere
     left = {path.name for path in tmp_path.rglob("*.bin")}
     assert "shard-00002.bin" not in left
     assert {"shard-00000.bin", "shard-00003.bin"} <= left
+
+
+def test_other_prepared_data_beside_the_cache_are_left_alone(elsewhere, small_numbered, tmp_path):
+    """Someone keeps data of their own where the downloaded ones go: they were removed as the ones used longest ago."""
+    own = tmp_path / "wiki" / "train" / "shard-00000.bin"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(bytes(100))
+    os.utime(own, (0, 0))
+    limit = max(tokens.nbytes for tokens in small_numbered.shards.tokens) + 10
+    shards = ShardSet.open(elsewhere, cache=tmp_path, cache_limit=limit)
+    for number in range(len(shards.tokens)):
+        shards.tokens[number]
+    assert own.read_bytes() == bytes(100)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_an_empty_variable_is_no_cache_in_the_working_directory(tmp_path, monkeypatch, value):
+    monkeypatch.setattr(remote.Path, "home", lambda: tmp_path)
+    monkeypatch.delenv("FASTBERT_CACHE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("FASTBERT_CACHE", value)
+    assert remote._default_cache() == tmp_path / ".cache" / "fastbert"
 
 
 def test_a_shard_over_the_limit_is_refused(elsewhere, tmp_path):

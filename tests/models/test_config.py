@@ -207,6 +207,17 @@ def test_no_names_of_labels_are_as_none_given():
     assert BertConfig.from_dict({"id2label": {}}, num_labels=3).num_labels == 3
 
 
+@pytest.mark.parametrize("pad", ["x", 30522, [0]])
+def test_a_pad_of_an_elmo_is_an_id(pad):
+    with pytest.raises(InputError, match="pad_token_id must be an id below vocab_size 30522, got"):
+        ElmoConfig(pad_token_id=pad)
+
+
+def test_names_of_labels_that_are_none_give_way_to_a_number():
+    """As other names do: len() of them was an error of Python's."""
+    assert BertConfig.from_dict({"id2label": 5}, num_labels=3).id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+
+
 def test_the_old_name_of_dtype_is_read():
     import torch
 

@@ -219,7 +219,7 @@ def test_bounds_that_are_not_those_of_the_tokens(bounds):
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("bounds", [[0], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3], [0.0, 3.0], [[0, 3]]])
+@pytest.mark.parametrize("bounds", [[0], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3], [0.0, 3.0], [[0, 3]], 3])
 def test_bounds_of_an_encoder_that_are_not_those_of_the_tokens(bounds, backend):
     encoder = hf.pair("BertModel")[1].encoder
     with fastbert.backend(backend), pytest.raises(InputError, match="cu_seqlens must"):

@@ -224,6 +224,17 @@ def test_a_group_leaves_the_environment_as_it_was(monkeypatch):
     assert "LOCAL_RANK" not in os.environ
 
 
+def test_more_processes_than_gpus_are_told_in_one_sentence(monkeypatch):
+    """It was an internal error: torch's "invalid device ordinal"."""
+    for name, value in {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    told = pytest.raises(InputError, match="LOCAL_RANK must be the number of one of the 2 GPUs here, got 2")
+    with told, joined():
+        pass
+
+
 def test_of_the_time_ranks_take_the_first_ones_clock():
     """It is agreed on by a sum: of all ranks' clocks that would be time that nobody trained."""
     given = []

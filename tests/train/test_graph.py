@@ -296,7 +296,8 @@ def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(graph, "on_stream", lambda stream: contextlib.nullcontext(calls.append(f"on {stream}")))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
-    step._captures, step._stream, step._whole._stream = True, "its own", "its own"
+    monkeypatch.setattr(step._captures, "on_device", contextlib.nullcontext)
+    step._captures.enabled, step._captures.stream, step._whole._stream = True, "its own", "its own"
     for batches in micro_batches(data, 1, 6):
         step.run(batches, LR)
     assert calls == [*["on its own"] * 3, "capture", "replay", "replay", "replay"]

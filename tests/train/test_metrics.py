@@ -240,6 +240,22 @@ def test_rows_go_to_wandb(tmp_path, monkeypatch):
     assert first["id"] == second["id"], "a resumed run goes on in its own curves"
 
 
+def test_an_id_for_wandb_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A disk that was full left four of its letters, under which all later processes of the run went on."""
+    wandb = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, hard))
+    try:
+        with pytest.raises(CheckpointError, match="wandb-id: expected to write 17 bytes, got: File too large"):
+            WandbLog("project", tmp_path, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+    WandbLog("project", tmp_path, {})
+    assert len(wandb.inits[0]["id"]) == 16
+
+
 def test_wandb_that_is_not_installed_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match="needs the package wandb"):

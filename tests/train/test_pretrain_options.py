@@ -88,7 +88,7 @@ def test_yaml_that_does_not_fit_is_one_sentence(tmp_path, text, said):
         (PretrainConfig, {"init": "large"}, "init must be one of bert, small, got 'large'"),
         (PretrainConfig, {"optimizer": "sgd"}, "optimizer must be one of adamw, lamb, got 'sgd'"),
         (Phase, {"steps": 1, "schedule": "step"}, "schedule must be one of linear, poly, constant, none, got 'step'"),
-        (FinetuneConfig, {"precision": "fp16"}, "precision must be one of fp32, bf16, got 'fp16'"),
+        (FinetuneConfig, {"precision": "fp64"}, "precision must be one of fp32, bf16, fp16, got 'fp64'"),
         (PretrainingConfig, {"objective": "clm"}, "objective must be one of mlm, causal, got 'clm'"),
     ],
 )
@@ -179,6 +179,16 @@ def test_an_option_is_not_the_value_of_the_one_before():
     """`--config --out RUN` looked for a file called --out."""
     assert command.defaults(["--config", "--out", "RUN"]) is None
     assert command.defaults(["--out", "RUN", "--config"]) is None
+
+
+def test_of_two_files_the_last_counts(tmp_path):
+    """As of any option that is given twice; the defaults were those of the first."""
+    paths = [tmp_path / "first.yaml", tmp_path / "second.yaml"]
+    for lr, path in enumerate(paths, 1):
+        path.write_text(f"lr: {lr}\n")
+    first, second = map(str, paths)
+    assert command.defaults(["--config", first, "--config", second]).lr == 2
+    assert command.defaults([f"--config={second}", "--config", first]).lr == 1
 
 
 def test_bad_options_at_the_command_line(tmp_path, capsys):

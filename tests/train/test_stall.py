@@ -55,6 +55,15 @@ def test_steps_that_end_push_the_alarm_back(tmp_path):
     assert not watch.path.exists()
 
 
+def test_a_file_that_someone_removed_ends_no_run(tmp_path):
+    """It is empty as long as nothing stalls, and looks like a leftover."""
+    with StallWatch(tmp_path, 0.1 / 60) as watch:
+        watch.path.unlink()
+        time.sleep(0.02)
+        watch.alive()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_second_stall_is_written_behind_the_first(tmp_path):
     found = [0]
     for _ in range(2):

@@ -114,7 +114,7 @@ def test_a_line_goes_on_with_another_number_of_ranks():
     assert (losses(1), losses(2), losses(3)) == ([3.0], [1.0, 2.0], [3.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("tail", ["", '{"step": 9', "\n", "\x00\x00", "no json\n"])
+@pytest.mark.parametrize("tail", ["", '{"step": 9', "\n", "\x00\x00", "no json\n", '{"step": null}\n'])
 @pytest.mark.parametrize("last", [0, 1, 250, 400])
 def test_rows_are_cut_from_the_end(tmp_path, last, tail):
     path = tmp_path / "steps.jsonl"

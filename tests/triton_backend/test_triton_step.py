@@ -169,7 +169,7 @@ def finetune(head: str, steps: int, capture: bool = True, forbid: bool = False):
                 out = shaped.run(batch, labels, 1e-3, {})
             found.append(out.tolist())
     engine.settle()
-    captured = sum(place.replay.is_captured for place in shaped._places.values())
+    captured = sum(one.replay.is_captured for one in shaped._by_shape.values())
     return found, [p.detach() for p in engine.parameters], captured
 
 

@@ -46,15 +46,7 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
         enabled = _agreed(where, f"{kind}.enabled", section.get("enabled", AUTO), precision == kind)
         result[kind] = {**section, "enabled": enabled}
     if precision == "bf16":
-        sums = result.setdefault("data_types", {})
-        if stage(result) >= 2:
-            # Accumulated in bfloat16, small gradients would be lost in the sum of many micro-batches.
-            sums.setdefault("grad_accum_dtype", "fp32")
-        elif sums.setdefault("grad_accum_dtype", "bf16") != "bf16":
-            # DeepSpeed would use another optimiser class, whose gradients differ from those of the other stages.
-            raise InputError(
-                f"{where}: bf16 with gradients added up in fp32 needs ZeRO stage 2 or 3, got {stage(result)}"
-            )
+        _set_sums(where, result)
     result.setdefault("zero_allow_untested_optimizer", True)
     result.setdefault("zero_force_ds_cpu_optimizer", False)
     result.setdefault("steps_per_print", None)
@@ -75,6 +67,19 @@ def _stage(options: DeepSpeedOptions) -> dict:
         if options.zero == 3:
             section["offload_param"] = {"device": "cpu"}
     return section
+
+
+def _set_sums(where: str, configuration: dict) -> None:
+    """Sets the type in which the gradients of a bf16 run are added up, unless the file does."""
+    sums = configuration.setdefault("data_types", {})
+    if stage(configuration) >= 2:
+        # Accumulated in bfloat16, small gradients would be lost in the sum of many micro-batches.
+        sums.setdefault("grad_accum_dtype", "fp32")
+    elif sums.setdefault("grad_accum_dtype", "bf16") != "bf16":
+        # DeepSpeed would use another optimiser class, whose gradients differ from those of the other stages.
+        raise InputError(
+            f"{where}: bf16 with gradients added up in fp32 needs ZeRO stage 2 or 3, got {stage(configuration)}"
+        )
 
 
 def _agreed(where: str, name: str, said, run):
