@@ -16,11 +16,10 @@ from ..wording import counted
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
 from .conll_columns import Block, Table, read_columns, split
-from .conll_words import check_tags, check_words, say_if_tagged_twice
+from .conll_words import check_tags, check_word_a_line, check_words, say_if_joined, say_if_tagged_twice
 from .files import shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_types, without_type
-from .typed import check_typed
 
 _BREAKS = re.compile(r"[\t\r\n]")
 _NO_WORD, _NO_WORDS = re.compile(r" *\t"), r"sed '/^ *\t/d' FILE"
@@ -61,11 +60,13 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in table.blocks), strict=True)]
-    check_typed(path, lines, columns, table.labelled, WORDS)
-    check_words(called(path), lines, columns)
+    name = called(path)
+    check_word_a_line(name, lines, columns, table.labelled, WORDS)
+    check_words(name, lines, columns)
     if not ignore_tags:
-        check_tags(called(path), lines, columns)
-        say_if_tagged_twice(called(path), lines, columns, table.width)
+        check_tags(name, lines, columns)
+        say_if_joined(name, columns)
+        say_if_tagged_twice(name, lines, columns, table.width)
     rows, opening = [], None
     for index, block in enumerate(table.blocks):
         # If a document's first sentence is skipped, its -DOCSTART- line goes to the next one.
@@ -77,7 +78,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
             rows.append(_sentence(str(index), block, opening, table, ignore_tags))
             opening = None
         except ValueError as error:
-            bad_rows.refuse(f"{called(path)}, {error}")
+            bad_rows.refuse(f"{name}, {error}")
     if not rows:
         raise bad_rows.none_left(path, "sentences")
     return rows

@@ -1,5 +1,5 @@
-"""Recognising files of tagged words whose first column does not hold the words: a model would silently learn from the
-wrong column."""
+"""Recognising files of tagged words whose lines do not have a word first and its tag last: a model would silently learn
+from what is there instead."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..errors import DataError
 from .files import shorten
 from .tagging import LETTERS, is_tag
+from .typed import has_form, json_or_none
 
 _LANGUAGE = re.compile(r"[a-z][a-z-]{1,11}:(?!//)")
 _WITH_COMMAS = re.compile(r".*,(O|[BI]-[^,]+)")
@@ -20,21 +22,86 @@ _SEGMENTED = re.compile(r".[0-9]+")
 _JOINED = re.compile(r"[BIESLU]-[^|]+(\|[BIESLU]-[^|]+)+")
 _TYPE = re.compile(r"(?![A-Za-z]([\W_]|$))\w[\w/&.-]+(?<![\W_][A-Za-z])")
 # Parts of speech become entities of one word, whose F1 is then the share of words that are tagged correctly.
-_OF_CONLL_U = """awk -F '\\t' '/^\\r?$/ {print ""} NF == 10 && $1 !~ /[-.]/ {print $2 "\\tB-" $4}' FILE"""
-_OF_COMMAS = (
+_FROM_CONLL_U = """awk -F '\\t' '/^\\r?$/ {print ""} NF == 10 && $1 !~ /[-.]/ {print $2 "\\tB-" $4}' FILE"""
+_FROM_COMMAS = (
     """python3 -X utf8 -c "import csv; [print('\\n' * (n > 1 and r[0] != '') + r[1] + '\\t' + r[-1]) """
     """for n, r in enumerate(csv.reader(open('FILE'))) if n]\""""
 )
-_OF_2012 = (
+_FROM_2012 = (
     """awk '/^#/ {next} NF < 11 {print ""; tag = ""; next} """
     """$11 ~ /[(]/ {tag = $11; gsub(/[(*)]/, "", tag); begin = "B-"} """
     """{print $4, (tag == "" ? "O" : begin tag); begin = "I-"} $11 ~ /[)]/ {tag = ""}' FILE"""
 )
+_FROM_IDS = """awk -F '\\t' 'NF < 2 {next} $1 != id {if (id != "") print ""; id = $1} {print $2 "\\t" $NF}' FILE"""
 
-_OF_IDS = """awk -F '\\t' 'NF < 2 {next} $1 != id {if (id != "") print ""; id = $1} {print $2 "\\t" $NF}' FILE"""
+_log = logging.getLogger("fastbert")
 
 Lines = Sequence[Sequence[tuple[int, str]]]
 Columns = Sequence[Sequence[Sequence[str]]]
+
+
+def check_word_a_line(path: str, lines: Lines, columns: Columns, labelled: bool, keys: Sequence[str]) -> None:
+    """Raises DataError for JSON, and for whole sentences on a line, where one word per line is expected: they would be
+    tagged as if they were words.
+
+    Args:
+        path, lines, columns: those of `check_words`.
+        labelled: whether the last column has tags.
+        keys: the keys that a JSON object may have for its words.
+    """
+    written = list(itertools.chain.from_iterable(lines))
+    if not written:
+        return
+    number, first = written[0]
+    where = f"{path}, line {number}: expected a word a line"
+    if first.lstrip().startswith("["):
+        # The first line of a pretty-printed list is only a bracket, which may be a word; so may a reference like [1].
+        found = (json_or_none(first), json_or_none("\n".join(text for _, text in written)))
+        is_json = any(isinstance(list_, list) and list_ and isinstance(list_[0], (str, list, dict)) for list_ in found)
+    else:
+        is_json = has_form(json_or_none(first), [[key] for key in keys])
+    if is_json:
+        raise DataError(f"{where}, got JSON, which is read from a file called .jsonl: {shorten(first)!r}")
+    single = all(len(sentence) <= 1 for sentence in columns)
+    if single and not labelled and all(len(found) > 1 for sentence in columns for found in sentence):
+        raise DataError(f"{where} and an empty line after each sentence, got several: {shorten(first)!r}")
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The lines of a file of tagged words, in the forms that the checks below look at.
+
+    Args:
+        columns: the columns of every line, by sentence.
+        texts: the text of every line.
+        fields: the columns of the same lines.
+    """
+
+    columns: Columns
+    texts: Sequence[str]
+    fields: Sequence[Sequence[str]]
+
+    @property
+    def first(self) -> str:
+        """The first line."""
+        return self.texts[0]
+
+    @property
+    def width(self) -> int:
+        """The number of columns of the first line."""
+        return len(self.fields[0])
+
+    @property
+    def words(self) -> list[str]:
+        """The first column, which is to have the words."""
+        return [of_line[0] for of_line in self.fields]
+
+    @property
+    def may_be_behind(self) -> bool:
+        """Whether the words may be in a later column. Of two columns the first may be words that are numbers, if the
+        second has tags; GermEval's test file has none."""
+        tagged = sum(_is_any_tag(last) for *_, last in self.fields)
+        return self.width > 2 or (self.width == 2 and 2 * tagged < len(self.fields))
 
 
 def check_words(path: str, lines: Lines, columns: Columns) -> None:
@@ -45,68 +112,109 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
         lines: number and text of every line, by sentence.
         columns: the columns of the same lines.
     """
-    number, first = next((line for sentence in lines for line in sentence), (0, None))
-    if first is None:
+    written = list(itertools.chain.from_iterable(lines))
+    if not written:
         return
-    where = f"{path}, line {number}: expected"
-    if first.startswith("#begin document"):
-        raise DataError(
-            f"{where} a word a line with its tag last, got a document of CoNLL-2012 (OntoNotes), whose words are in "
-            f"the fourth column and whose entities are in brackets in the eleventh; take these ({_OF_2012} does)"
+    found = _Words(columns, [text for _, text in written], list(itertools.chain.from_iterable(columns)))
+    for mistake in _MISTAKES:
+        said = mistake(found)
+        if said is not None:
+            raise DataError(f"{path}, line {written[0][0]}: expected {said}")
+
+
+def _of_2012(found: _Words) -> str | None:
+    if not found.first.startswith("#begin document"):
+        return None
+    return (
+        "a word a line with its tag last, got a document of CoNLL-2012 (OntoNotes), whose words are in the fourth "
+        f"column and whose entities are in brackets in the eleventh; take these ({_FROM_2012} does)"
+    )
+
+
+def _with_commas(found: _Words) -> str | None:
+    if 2 * sum("," in text and _WITH_COMMAS.fullmatch(text) is not None for text in found.texts) <= len(found.texts):
+        return None
+    of_kaggle = found.first.startswith("Sentence #,")  # a corpus with a number in each sentence's first line
+    hint = f"; take words and tags ({_FROM_COMMAS} does)" if of_kaggle else ""
+    return f"columns separated by blanks or tabs, got commas: {shorten(found.first)!r}{hint}"
+
+
+def _numbers_of_words(found: _Words) -> str | None:
+    if not found.may_be_behind or not _numbered(found.columns):
+        return None
+    if all(text.count("\t") == 9 for text in found.texts):
+        return (
+            "the word in the first column and its tag in the last, got the ten columns of CoNLL-U; take words and "
+            f"parts of speech ({_FROM_CONLL_U} does; $5 in place of $4 has the tags of the language)"
         )
-    texts = [text for sentence in lines for _, text in sentence]
-    if 2 * sum("," in text and _WITH_COMMAS.fullmatch(text) is not None for text in texts) > len(texts):
-        numbered = first.startswith("Sentence #,")  # a corpus from Kaggle, with a number in each sentence's first line
-        hint = f"; take words and tags ({_OF_COMMAS} does)" if numbered else ""
-        raise DataError(f"{where} columns separated by blanks or tabs, got commas: {shorten(first)!r}{hint}")
-    found = [of_line for sentence in columns for of_line in sentence]
-    width = len(found[0])
-    # With two columns, the first may be words that are numbers, if the second has tags; GermEval's test file has none.
-    words_behind = width > 2 or (width == 2 and 2 * sum(_is_any_tag(last) for *_, last in found) < len(found))
-    if words_behind and _numbered(columns):
-        if all(text.count("\t") == 9 for text in texts):
-            raise DataError(
-                f"{where} the word in the first column and its tag in the last, got the ten columns of CoNLL-U; take "
-                f"words and parts of speech ({_OF_CONLL_U} does; $5 in place of $4 has the tags of the language)"
-            )
-        # There may be columns after the tags: GermEval's tags of nested entities, Universal NER's annotators.
-        tags = next(
-            (i for i in range(2, width) if all(of_line[i : i + 1] and _is_any_tag(of_line[i]) for of_line in found)), 0
-        )
-        cut = (
-            f"cut -f 2,{tags + 1} keeps words and entities"
-            if 0 < tags < width - 1
-            else f"cut -f 2{'-' * (width > 2)} does"
-        )
-        raise DataError(
-            f"{where} the word in the first column, got the numbers of words in every sentence; leave that column out "
-            f"(grep -v '^#' FILE | {cut})"
-        )
-    firsts = [of_line[0] for of_line in found]
-    again = sum(first == before for before, first in itertools.pairwise(firsts))
-    if words_behind and again > 2 and 2 * again >= len(firsts):
-        raise DataError(
-            f"{where} the word in the first column, got the same in most lines as in the line before, as numbers of "
-            f"sentences or names of documents are; keep words and tags alone, with an empty line after each sentence "
-            f"({_OF_IDS} does, of three columns between tabs)"
-        )
-    tags_first = width > 1 and all(map(_is_any_tag, firsts)) and any(first != "O" for first in firsts)
-    if tags_first and not all(_is_any_tag(last) for *_, last in found):
-        raise DataError(
-            f"{where} the word in the first column and its tag in the last, got tags in the first; "
-            "swap the columns (awk 'NF {print $2, $1; next} {print}' does if there are two)"
-        )
-    if width > 1 and _segmented(columns):
-        raise DataError(
-            f"{where} a word, got characters with their places in words, as in Weibo's files; leave the places out "
-            r"(sed -E 's/^([^0-9 \t]+|[0-9])[0-9]+([ \t])/\1\2/' does)"
-        )
-    language = _LANGUAGE.match(firsts[0])
-    if len(firsts) > 1 and language is not None and all(first.startswith(language[0]) for first in firsts):
-        raise DataError(
-            f"{where} the word in the first column, got {language[0]!r} before every word; leave it out "
-            f"(sed 's/^{language[0]}//' does)"
-        )
+    # There may be columns after the tags: GermEval's tags of nested entities, Universal NER's annotators.
+    tagged = (
+        at
+        for at in range(2, found.width)
+        if all(len(of_line) > at and _is_any_tag(of_line[at]) for of_line in found.fields)
+    )
+    tags = next(tagged, found.width - 1)
+    if tags < found.width - 1:
+        cut = f"cut -f 2,{tags + 1} keeps words and entities"
+    else:
+        cut = "cut -f 2- does" if found.width > 2 else "cut -f 2 does"
+    return (
+        "the word in the first column, got the numbers of words in every sentence; leave that column out "
+        f"(grep -v '^#' FILE | {cut})"
+    )
+
+
+def _names_of_sentences(found: _Words) -> str | None:
+    again = sum(word == before for before, word in itertools.pairwise(found.words))
+    if not found.may_be_behind or again <= 2 or 2 * again < len(found.words):
+        return None
+    return (
+        "the word in the first column, got the same in most lines as in the line before, as numbers of sentences or "
+        "names of documents are; keep words and tags alone, with an empty line after each sentence "
+        f"({_FROM_IDS} does, of three columns between tabs)"
+    )
+
+
+def _tags_first(found: _Words) -> str | None:
+    tags = found.width > 1 and all(map(_is_any_tag, found.words)) and any(word != "O" for word in found.words)
+    if not tags or all(_is_any_tag(last) for *_, last in found.fields):
+        return None
+    return (
+        "the word in the first column and its tag in the last, got tags in the first; "
+        "swap the columns (awk 'NF {print $2, $1; next} {print}' does if there are two)"
+    )
+
+
+def _places_of_characters(found: _Words) -> str | None:
+    if found.width < 2 or not _segmented(found.columns):
+        return None
+    return (
+        "a word, got characters with their places in words, as in Weibo's files; leave the places out "
+        r"(sed -E 's/^([^0-9 \t]+|[0-9])[0-9]+([ \t])/\1\2/' does)"
+    )
+
+
+def _languages(found: _Words) -> str | None:
+    language = _LANGUAGE.match(found.words[0])
+    if language is None or len(found.words) < 2 or not all(word.startswith(language[0]) for word in found.words):
+        return None
+    return (
+        f"the word in the first column, got {language[0]!r} before every word; leave it out "
+        f"(sed 's/^{language[0]}//' does)"
+    )
+
+
+_MISTAKES = (
+    _of_2012,
+    _with_commas,
+    _numbers_of_words,
+    _names_of_sentences,
+    _tags_first,
+    _places_of_characters,
+    _languages,
+)
+"""Forms of files whose first column does not hold the words. Each function says what was expected and what was got, or
+returns None for a file of another form; the first that says something counts."""
 
 
 def check_tags(path: str, lines: Lines, columns: Columns) -> None:
@@ -145,20 +253,24 @@ def _check_types(path: str, lines: Lines, columns: Columns) -> None:
     )
 
 
-def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -> None:
-    """Warns of tags that join several, as those of nested entities, which become types of their own. And warns if the
-    last two columns are both tags and have types in common; the last column is used. They may be entities and nested
-    entities, as in GermEval, or gold and predicted tags, as in files of predictions. ``width`` is the number of
-    columns; the other arguments are those of `check_words`."""
+def say_if_joined(path: str, columns: Columns) -> None:
+    """Warns of tags that join several, as those of nested entities, which become types of their own. Arguments are
+    those of `check_words`."""
     lasts = (of_line[-1] for sentence in columns for of_line in sentence if len(of_line) > 1)
     joined = next(filter(_JOINED.fullmatch, lasts), None)
     if joined is not None:
-        logging.getLogger("fastbert").warning(
+        _log.warning(
             "%s: tags such as %s join several, and are taken for types of their own (%s keeps the first)",
             path,
             joined,
             r"sed -E 's/([ \t][BIESLU]-[^| \t]+)\|[^ \t]*$/\1/' FILE",
         )
+
+
+def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -> None:
+    """Warns if the last two of ``width`` columns are both tags and have types in common; the last column is used. They
+    may be entities and nested entities, as in GermEval, or gold and predicted tags, as in files of predictions. The
+    other arguments are those of `check_words`."""
     if width < 3:
         return
     found = [of_line for sentence in columns for of_line in sentence if len(of_line) == width]
@@ -168,7 +280,7 @@ def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -
     kinds = {tag[2:] for tag in before - {"O"}} & {tag[2:] for tag in last}  # chunks have other types
     if kinds:
         tabs = any("\t" in line for sentence in lines for _, line in sentence)
-        logging.getLogger("fastbert").warning(
+        _log.warning(
             "%s: columns %d and %d both have tags of the types %s; those of the last are taken (%s keeps the others)",
             path,
             width - 1,

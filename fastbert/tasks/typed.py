@@ -78,41 +78,6 @@ def text_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
         yield number, line
 
 
-def check_typed(
-    path: str | os.PathLike,
-    lines: Sequence[Sequence[tuple[int, str]]],
-    columns: Sequence[Sequence[Sequence[str]]],
-    labelled: bool,
-    keys: Sequence[str],
-) -> None:
-    """Raises DataError for JSON, and for whole sentences on a line, where one word per line is expected: they would be
-    tagged as if they were words.
-
-    Args:
-        path: the file, or ``-`` for standard input.
-        lines: number and text of every line, by sentence.
-        columns: the columns of the same lines.
-        labelled: whether the last column has tags.
-        keys: the keys that a JSON object may have for its words.
-    """
-    written = list(itertools.chain.from_iterable(lines))
-    if not written:
-        return
-    number, first = written[0]
-    where = f"{called(path)}, line {number}: expected a word a line"
-    if first.lstrip().startswith("["):
-        # The first line of a pretty-printed list is only a bracket, which may be a word; so may a reference like [1].
-        found = (json_or_none(first), json_or_none("\n".join(text for _, text in written)))
-        is_json = any(isinstance(list_, list) and list_ and isinstance(list_[0], (str, list, dict)) for list_ in found)
-    else:
-        is_json = has_form(json_or_none(first), [[key] for key in keys])
-    if is_json:
-        raise DataError(f"{where}, got JSON, which is read from a file called .jsonl: {shorten(first)!r}")
-    single = all(len(sentence) <= 1 for sentence in columns)
-    if single and not labelled and all(len(found) > 1 for sentence in columns for found in sentence):
-        raise DataError(f"{where} and an empty line after each sentence, got several: {shorten(first)!r}")
-
-
 def has_form(value: Any, forms: Iterable[Sequence[str]]) -> bool:
     """Whether a value is an object with all columns of one of these forms."""
     return isinstance(value, dict) and any(set(form) <= set(value) for form in forms)
