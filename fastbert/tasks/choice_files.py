@@ -81,7 +81,7 @@ def mmlu_records(
     Args:
         first, lines: the file's first line and the following ones, with their numbers.
     """
-    found = csv_records(itertools.chain([(first[0] - 1, ""), first], lines), None)
+    found = csv_records(itertools.chain([first], lines), None, before=first[0] - 1)
     row = next(found, (0, {}))
     fields = tuple((row[1] or {}).values())
     is_row = len(fields) == len(_MMLU) and fields[-1] in tuple(LETTERS[:4]) and fields[-3:] not in _LETTERED

@@ -22,22 +22,22 @@ def csv_fields(text: str, separator: str = ",") -> list[str]:
 
 
 def csv_records(
-    lines: Iterable[tuple[int, str]], header: Sequence[str] | None, separator: str = ","
+    lines: Iterable[tuple[int, str]], header: Sequence[str] | None, separator: str = ",", before: int = 0
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
-    """(line number, values by column) of every row after the header. Values are {} for a row with another number of
-    columns, or with an unclosed quote, of which only the first line is then skipped. They are None for a line whose
-    number is missing in ``lines`` because it was refused before, since it was a row too.
+    """(line number, values by column) of every row. Values are {} for a row with another number of columns, or with an
+    unclosed quote, of which only the first line is then skipped. They are None for a line whose number is missing in
+    ``lines`` because it was refused before, since it was a row too.
 
     If the header has one column, a line that does not begin with a quote is taken literally, commas included, since
     people write such files by hand; so is one whose quotes break CSV's rules.
 
     Args:
-        lines: the lines of the file with their numbers, the header first; at most `MAX_LINES` of them are in memory.
+        lines: the lines of the rows with their numbers; at most `MAX_LINES` of them are in memory.
         header: the names of the columns; None to call them 1, 2, ..., as many as the first row has.
         separator: what separates the columns.
+        before: the number of the line before the first row, which is that of the header if there is one.
     """
     ahead = _Ahead(lines)
-    before = ahead.take(1)
     while (line := ahead.peek(0)) is not None:
         number, text = line
         yield from ((lost, None) for lost in range(before + 1, number))

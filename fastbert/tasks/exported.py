@@ -19,10 +19,11 @@ from ..errors import DataError
 from ..text_files import without_gz
 from .bad_rows import called, numbered
 from .base import LabelColumns, Row
-from .csv_records import csv_fields, csv_records
+from .csv_records import csv_records
 from .files import shorten
 from .hub_files import Record, class_number
-from .tables import check_once, rows_below
+from .table_records import fields_of, of_lines, tab_records, table_records
+from .tables import check_once
 
 if TYPE_CHECKING:
     from .text import TextTask
@@ -89,14 +90,13 @@ def read_table_of_hub(
         path: the file, for messages.
         first, lines: the file's first line and the following ones, with their numbers.
     """
-    found = _table(task, called(path), first, lines)
-    if found is None:
-        return None
-    records = (
-        (index, None if values is None else Record(f"{called(path)}, line {number}", values))
-        for index, (number, values) in found
-    )
-    return exported_rows(task, path, records)
+    if _without_header(task, first[1]):
+        records = _numbered_columns(task, path, first, lines)
+    elif _is_official(task, first[1]):
+        records = None
+    else:
+        records = _below_header(task, path, first, lines)
+    return None if records is None else exported_rows(task, path, records)
 
 
 def text_forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
@@ -123,89 +123,74 @@ def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
     return next((name for name in id_names(task) if name in columns and not (of_source and name == "id")), None)
 
 
-def _table(
-    task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[int, tuple[int, dict[str, str] | None]]] | None:
-    """(number, (line number, values by column)) for every row of an exported .csv or .tsv; None if the first line is
-    not the header of one."""
-    if _without_header(task, first[1]):
-        return _numbered_columns(task, path, first, lines)
-    tabs = "\t" in first[1]
-    # Spreadsheets write semicolons where the comma is in numbers.
-    for separator in "\t" if tabs else ",;|":
-        split = first[1].split("\t") if tabs else csv_fields(first[1], separator)
-        written = [name.strip() for name in split]
-        # GLUE's diagnostic set with labels has Premise, Hypothesis, Label; spreadsheets often have capitals too.
-        lower = [name.lower() for name in written]
-        named = ((form, header) for header in (written, lower) for form in text_forms(task) if set(form) <= set(header))
-        form, header = next(named, (None, lower))
-        if form is not None:
-            break
-    official = tabs and header is written and "idx" not in header and form == task.text_columns
-    # Hubs call the column of labels "label" for every task.
-    official = official and (task.label_column in header or "label" not in header)
-    # A .csv of one column has CSV's quotes too; in other files with one column, lines are literal texts.
-    lone = len(header) < 2 and not without_gz(path).lower().endswith(".csv")
-    if form is None or lone or official:
-        return None
-    used = {*form, next((name for name in _labels(task) if name in header), None), naming_column(task, header)}
-    check_once([name for name in header if name in used], header, f"{path}, line {first[0]}")
-    lines = rows_below(first, lines, header, path, task.bad_rows)
-    if tabs:
-        return numbered(tab_records(lines, header), task.bad_rows)
-    # Not by `numbered`: lines are read ahead, so that lines are refused before earlier rows are yielded. csv_records
-    # yields None for them instead.
-    return enumerate(csv_records(itertools.chain([first], lines), header, separator))
-
-
 def _without_header(task: TextTask, first: str) -> bool:
     """Whether columns are given by numbers, none of them a name in the file's first line."""
     used = {*task.text_columns, *((task.label_column,) if task.label_named else ())}
-    written = first.split("\t") if "\t" in first else csv_fields(first)
+    written = fields_of(first, "\t" if "\t" in first else ",")
     return all(map(_COLUMN.fullmatch, used)) and not used <= {name.strip() for name in written}
 
 
+def _is_official(task: TextTask, first: str) -> bool:
+    """Whether a first line is the header of the task's own files. Hubs call the column of labels "label" for every
+    task."""
+    names = [name.strip() for name in first.split("\t")]
+    hub = "idx" in names or ("label" in names and task.label_column not in names)
+    return "\t" in first and set(task.text_columns) <= set(names) and not hub
+
+
+def _below_header(
+    task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, Record | None]] | None:
+    """(index, record) of the rows of a table with a header; None if the first line is none with the task's texts."""
+    found = _header(task, first[1])
+    # A .csv of one column has CSV's quotes too; in other files with one column, lines are literal texts.
+    if found is None or (len(found[2]) < 2 and not _is_csv(path)):
+        return None
+    separator, form, columns = found
+    used = {*form, next((name for name in _labels(task) if name in columns), None), naming_column(task, columns)}
+    check_once([name for name in columns if name in used], columns, f"{called(path)}, line {first[0]}")
+    return table_records(path, first, columns, separator, lines, task.bad_rows)
+
+
+def _header(task: TextTask, line: str) -> tuple[str, tuple[str, ...], list[str]] | None:
+    """What separates the columns of a header, which of `text_forms` it has, and all columns; None for other lines."""
+    for separator in "\t" if "\t" in line else ",;|":  # spreadsheets write semicolons where the comma is in numbers
+        written = [name.strip() for name in fields_of(line, separator)]
+        # GLUE's diagnostic set with labels has Premise, Hypothesis, Label; spreadsheets often have capitals too.
+        for columns in (written, [name.lower() for name in written]):
+            form = next((form for form in text_forms(task) if set(form) <= set(columns)), None)
+            if form is not None:
+                return separator, form, columns
+    return None
+
+
+def _is_csv(path: str | os.PathLike) -> bool:
+    return without_gz(path).lower().endswith(".csv")
+
+
 def _numbered_columns(
-    task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[int, tuple[int, dict[str, str] | None]]] | None:
-    """`_table` for a file without a header, whose columns are called 1, 2, ...; None for standard input with fewer
-    columns, which are nothing but texts."""
+    task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, Record | None]] | None:
+    """(index, record) of the rows of a file without a header, whose columns are called 1, 2, ...; None for standard
+    input with fewer columns, which are nothing but texts."""
     last, lines = max(map(int, task.text_columns)), itertools.chain([first], lines)
     # Texts may contain commas and tabs. Commas separate columns only in a .csv whose first line begins with a quote or
     # has no tab.
-    if without_gz(path).lower().endswith(".csv") and (first[1].startswith('"') or "\t" not in first[1]):
-        found = csv_records(itertools.chain([(first[0] - 1, "")], lines), None)
+    if _is_csv(path) and (first[1].startswith('"') or "\t" not in first[1]):
+        found = csv_records(lines, None, before=first[0] - 1)
         row = next(found, (first[0], {}))
-        count, records = len(row[1]), enumerate(itertools.chain([row], found))
+        count, rows = len(row[1]), enumerate(itertools.chain([row], found))
     else:
         count = first[1].count("\t") + 1
-        header = [str(number) for number in range(1, count + 1)]
-        records = numbered(tab_records(lines, header), task.bad_rows)
-        if count < last and path == called("-"):
+        rows = numbered(tab_records(lines, [str(number) for number in range(1, count + 1)]), task.bad_rows)
+        if count < last and os.fspath(path) == "-":
             return None
     if count < last:
         raise DataError(
-            f"{path}, line {first[0]}: expected at least {last} columns without a header, separated by tabs or, in a "
-            f".csv, by commas, got {count or 'a quote that is not closed'}: {shorten(first[1])!r}"
+            f"{called(path)}, line {first[0]}: expected at least {last} columns without a header, separated by tabs "
+            f"or, in a .csv, by commas, got {count or 'a quote that is not closed'}: {shorten(first[1])!r}"
         )
-    return records
-
-
-def tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, values by column) of tab-separated rows; values are {} for a row with another number of columns."""
-    for number, line in lines:
-        if line.strip():
-            fields = [unquoted(field.strip()) for field in line.split("\t")]
-            yield number, dict(zip(header, fields, strict=True)) if len(fields) == len(header) else {}
-
-
-def unquoted(field: str) -> str:
-    """A tab-separated field without the quotes that a CSV writer put around it, if they are such: then it contains
-    doubled quotes and no single one. Other quotes are kept, since a text may be one quotation."""
-    inner = field[1:-1]
-    if '""' not in inner or not field.startswith('"') or not field.endswith('"') or '"' in inner.replace('""', ""):
-        return field
-    return inner.replace('""', '"')
+    return of_lines(path, rows)
 
 
 def _row(task: TextTask, index: int, record: Record) -> Row:

@@ -33,9 +33,9 @@ from .choice_forms import (
 )
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
-from .exported import tab_records
 from .files import of_rows, read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
+from .table_records import tab_records
 from .tables import check_once, rows_below
 from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
@@ -107,7 +107,7 @@ class SWAG(Task):
             self.label_columns = LabelColumns(where, (_HEADERS[form],), header)
             lines = rows_below(first, lines, header, path, self.bad_rows)
             of_tabs = numbered(tab_records(lines, header), self.bad_rows)
-            of_commas = enumerate(csv_records(itertools.chain([first], lines), header))
+            of_commas = enumerate(csv_records(lines, header, before=first[0]))
             make, records = _of_csv, of_tabs if tabs else of_commas
         elif len(first[1].split("\t")) in (len(CODAH), len(CODAH) - 1):
             self._check_codah(where, first[1].split("\t"))

@@ -16,9 +16,9 @@ from ..wording import counted
 from .bad_rows import called
 from .base import Row, class_names
 from .classification import Classification
-from .exported import unquoted
 from .files import shorten
 from .hub_files import class_number
+from .table_records import unquoted
 from .text import TextTask
 
 _BREAKS = re.compile(r"[\t\r\n]")

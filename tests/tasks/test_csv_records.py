@@ -10,7 +10,7 @@ HEADER = ["text", "label"]
 
 
 def records(text):
-    return list(csv_records(list(enumerate(["text,label", *text.split("\n")], 1)), HEADER))
+    return list(csv_records(list(enumerate(text.split("\n"), 2)), HEADER, before=1))
 
 
 def rows(text):
@@ -54,8 +54,8 @@ def test_a_carriage_return_in_a_plain_field_is_not_the_end_of_its_row():
 
 
 def test_lines_that_were_refused_before_were_rows():
-    lines = [(1, "text,label"), (2, "a,1"), (5, "b,0")]
-    assert [(number, values and values["text"]) for number, values in csv_records(lines, HEADER)] == [
+    lines = [(2, "a,1"), (5, "b,0")]
+    assert [(number, values and values["text"]) for number, values in csv_records(lines, HEADER, before=1)] == [
         (2, "a"),
         (3, None),
         (4, None),
@@ -93,5 +93,5 @@ def test_a_first_line_that_is_no_csv_has_no_fields(text):
     ],
 )
 def test_one_column(text, expected):
-    found = csv_records(list(enumerate(["text", *text.split("\n")], 1)), ["text"])
+    found = csv_records(list(enumerate(text.split("\n"), 2)), ["text"], before=1)
     assert [(number, *values.values()) for number, values in found] == expected
