@@ -1,5 +1,5 @@
-"""Multiple-choice files that are neither JSON nor tables with a header: COPA's XML, MMLU's .csv, MCTest's .tsv,
-directories."""
+"""Multiple-choice files that are neither JSON nor tables with a header: COPA's XML, MMLU's .csv, CODAH's and MCTest's
+.tsv, directories; and labels in a file of their own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import itertools
 import os
 import xml.etree.ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .bad_rows import BadRows, called
-from .choice_forms import LETTERS
+from .bad_rows import BadRows, called, numbered
+from .choice_forms import CODAH, LETTERS, label_column
 from .csv_records import csv_records
 from .files import read_lines
 from .hub_files import Record
@@ -24,6 +25,8 @@ _MCTEST = 3 + 4 * 5  # columns: number, notes, story, and four questions with fo
 _MMLU = ("1", "2", "3", "4", "5", "6")
 _LETTERED = (("A", "B", "C"), ("B", "C", "D"))
 """How headers end that name a column after the letter of its answer: they are no rows of MMLU."""
+
+_CODAH = (len(CODAH), len(CODAH) - 1)
 
 
 def files_of(path: str | os.PathLike) -> list[Path]:
@@ -73,27 +76,53 @@ def copa_records(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> I
 
 
 def mmlu_records(
-    first: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[int, dict[str, str] | None]] | None:
-    """The rows of a .csv without a header and the numbers of their lines, if the first is a row of MMLU: a question,
-    four answers, and the letter of the right one. None for any other file.
+    path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]], bad_rows: BadRows
+) -> Iterator[tuple[int, Record | None]] | None:
+    """(index, record) of the rows of a .csv without a header, if the first is a row of MMLU: a question, four answers,
+    and the letter of the right one. None for any other file. A record is None if its row has been refused.
 
     Args:
+        path: the file, for messages.
         first, lines: the file's first line and the following ones, with their numbers.
+        bad_rows: what to do with rows of another number of columns.
     """
     found = csv_records(itertools.chain([first], lines), None, before=first[0] - 1)
     row = next(found, (0, {}))
     fields = tuple((row[1] or {}).values())
     is_row = len(fields) == len(_MMLU) and fields[-1] in tuple(LETTERS[:4]) and fields[-3:] not in _LETTERED
-    return itertools.chain([row], found) if is_row else None
+    return _of_mmlu(path, itertools.chain([row], found), bad_rows) if is_row else None
 
 
-def of_mmlu(fields: dict[str, str]) -> dict[str, Any]:
-    """A row of `mmlu_records` with the names that hubs use. Raises ValueError for one with other columns."""
-    if set(fields) != set(_MMLU):
-        raise ValueError("expected MMLU's six columns (question, four answers, letter), with closed quotes, got others")
-    question, *choices, answer = (fields[name] for name in _MMLU)
-    return {"question": question, "choices": choices, "answer": answer}
+def _of_mmlu(
+    path: str | os.PathLike, rows: Iterator[tuple[int, dict[str, str] | None]], bad_rows: BadRows
+) -> Iterator[tuple[int, Record | None]]:
+    for index, (number, fields) in enumerate(rows):
+        where, record = f"{called(path)}, line {number}", None
+        if fields is not None and set(fields) == set(_MMLU):
+            question, *choices, answer = (fields[name] for name in _MMLU)
+            record = Record(where, {"question": question, "choices": choices, "answer": answer})
+        elif fields is not None:
+            columns = "MMLU's six columns (question, four answers, letter), with closed quotes"
+            bad_rows.refuse(f"{where}: expected {columns}, got others")
+        yield index, record
+
+
+def is_codah(line: str) -> bool:
+    """Whether a file that begins with this line may be one of CODAH's, by the number of its columns."""
+    return len(line.split("\t")) in _CODAH
+
+
+def codah_records(path: str | os.PathLike, lines: Iterator[tuple[int, str]], bad_rows: BadRows) -> Iterator[Record]:
+    """The rows of a file with CODAH's columns, of which test files lack the label."""
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where, fields = f"{called(path)}, line {number}", line.split("\t")
+        if len(fields) in _CODAH:
+            yield Record(where, dict(zip(CODAH, fields, strict=False)))
+        else:
+            columns = f"{len(CODAH)} tab-separated columns ({', '.join(CODAH)})"
+            bad_rows.refuse(f"{where}: expected {columns}, got {len(fields)}")
 
 
 def is_mctest(line: str) -> bool:
@@ -131,3 +160,27 @@ def mctest_records(
         if len(fields) != _MCTEST:
             got = f"expected MCTest's {_MCTEST} tab-separated columns, got {len(fields)}"
             bad_rows.refuse(f"{called(path)}, line {number}: {got}")
+
+
+def with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: BadRows) -> Iterator[Record]:
+    """Records with labels from a separate file, if there is one: PIQA, SocialIQA and alphaNLI have those of train.jsonl
+    in train-labels.lst, one per line.
+
+    Raises:
+        DataError: the file does not have as many labels as there are rows, so that they would not match.
+    """
+    beside = Path(path).with_name(f"{Path(path).stem}-labels.lst")
+    if not beside.is_file():
+        yield from records
+        return
+    labels = [line.strip() for _, line in read_lines(beside)]
+    while labels and not labels[-1]:
+        labels.pop()
+    count, told = 0, len(bad_rows.reasons)
+    for index, record in numbered(records, bad_rows):
+        if index < len(labels):
+            yield replace(record, values={label_column(record.values): labels[index], **record.values})
+        count, told = index + 1, len(bad_rows.reasons)
+    count += len(bad_rows.reasons) - told  # those that were refused after the last one
+    if count != len(labels):
+        raise DataError(f"{beside}: expected a label for each of the {count} rows of {path}, got {len(labels)}")

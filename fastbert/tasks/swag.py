@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,19 @@ import numpy as np
 from ..errors import DataError
 from ..result_files import atomic_write, written
 from . import metrics
-from .bad_rows import BadRows, called, numbered, some
+from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
-from .choice_files import copa_records, files_of, is_mctest, is_xml, mctest_records, mmlu_records, of_mmlu
+from .choice_files import (
+    codah_records,
+    copa_records,
+    files_of,
+    is_codah,
+    is_mctest,
+    is_xml,
+    mctest_records,
+    mmlu_records,
+    with_labels,
+)
 from .choice_forms import (
     CODAH,
     FORMS,
@@ -31,12 +41,11 @@ from .choice_forms import (
     row_of,
     values_of,
 )
-from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import of_rows, read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
-from .table_records import tab_records
-from .tables import check_once, rows_below
+from .table_records import fields_of, table_records
+from .tables import check_once
 from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
 
@@ -80,50 +89,67 @@ class SWAG(Task):
 
     def _read(self, path: str | os.PathLike) -> Iterator[Row]:
         self.label_columns = None
+        for index, record in self._records(path):
+            if record is None:
+                continue
+            try:
+                row = row_of(index, record.values, self.predicting)
+            except ValueError as error:
+                self.bad_rows.refuse(f"{record.where}: {error}")
+                continue
+            yield dataclasses.replace(row, source=_source(record.values))
+
+    def _records(self, path: str | os.PathLike) -> Iterator[tuple[int, Record | None]]:
+        """(index, record) of every row of a file, by the form of its first line; a record is None if its row has been
+        refused."""
         if is_hub_file(path):
-            yield from self._rows_of(path, _with_labels(path, read_records(path, self.bad_rows, PLACES), self.bad_rows))
-            return
-        lines = read_lines(path, self.bad_rows)
-        typed, lines = read_typed(path, lines, OBJECTS, self.bad_rows)
+            return self._questions(with_labels(path, read_records(path, self.bad_rows, PLACES), self.bad_rows))
+        typed, lines = read_typed(path, read_lines(path, self.bad_rows), OBJECTS, self.bad_rows)
         if typed is not None:
-            yield from self._rows_of(path, typed)
-            return
+            return self._questions(typed)
         first = next(lines, None)
         if first is None and self.bad_rows.reasons:
             raise self.bad_rows.none_left(path, "rows")
         first = first or (1, "")
+        whole = itertools.chain([first], lines)
         if is_xml(first[1]):
-            yield from self._rows_of(path, copa_records(path, itertools.chain([first], lines)))
-            return
+            return self._questions(copa_records(path, whole))
         if is_mctest(first[1]):
-            found = mctest_records(path, itertools.chain([first], lines), self.bad_rows)
-            yield from self._rows_of(path, found)
-            return
-        tabs, where = "\t" in first[1], f"{called(path)}, line {first[0]}"
-        header = first[1].split("\t") if tabs else csv_fields(first[1])
-        form = next((form for form in _HEADERS if set(form) <= set(header)), ())
-        check_once((*form, "label"), header, where)
-        if form:
-            self.label_columns = LabelColumns(where, (_HEADERS[form],), header)
-            lines = rows_below(first, lines, header, path, self.bad_rows)
-            of_tabs = numbered(tab_records(lines, header), self.bad_rows)
-            of_commas = enumerate(csv_records(lines, header, before=first[0]))
-            make, records = _of_csv, of_tabs if tabs else of_commas
-        elif len(first[1].split("\t")) in (len(CODAH), len(CODAH) - 1):
-            self._check_codah(where, first[1].split("\t"))
-            lines = itertools.chain([first], lines)
-            fields = ((number, line.split("\t")) for number, line in lines if line.strip())
-            make, records = _of_codah, numbered(fields, self.bad_rows)
-        else:
-            found = mmlu_records(first, lines)
-            if found is None:
-                raise DataError(
-                    f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR.columns)}, or with "
-                    f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, or MMLU's 6 of a .csv, got "
-                    f"{shorten(first[1])!r}; ARC, OpenBookQA and others are read from JSON lines and Parquet"
-                )
-            make, records = of_mmlu, enumerate(found)
-        yield from self._rows(make, ((i, (f"{called(path)}, line {number}", row)) for i, (number, row) in records))
+            return self._questions(mctest_records(path, whole, self.bad_rows))
+        found = self._below_header(path, first, lines)
+        if found is None and is_codah(first[1]):
+            self._check_codah(f"{called(path)}, line {first[0]}", first[1].split("\t"))
+            return numbered(codah_records(path, whole, self.bad_rows), self.bad_rows)
+        found = found or mmlu_records(path, first, lines, self.bad_rows)
+        if found is None:
+            raise DataError(
+                f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR.columns)}, or with "
+                f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, or MMLU's 6 of a .csv, got "
+                f"{shorten(first[1])!r}; ARC, OpenBookQA and others are read from JSON lines and Parquet"
+            )
+        return found
+
+    def _below_header(
+        self, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+    ) -> Iterator[tuple[int, Record | None]] | None:
+        """(index, record) of the rows of a table with one of `_HEADERS`; None if the first line is none of them."""
+        separator, where = "\t" if "\t" in first[1] else ",", f"{called(path)}, line {first[0]}"
+        columns = fields_of(first[1], separator)
+        form = next((form for form in _HEADERS if set(form) <= set(columns)), ())
+        check_once((*form, "label"), columns, where)
+        if not form:
+            return None
+        self.label_columns = LabelColumns(where, (_HEADERS[form],), columns)
+        return self._whole(table_records(path, first, columns, separator, lines, self.bad_rows))
+
+    def _whole(self, records: Iterator[tuple[int, Record | None]]) -> Iterator[tuple[int, Record | None]]:
+        """Refuses rows of a table that do not have the columns of its header."""
+        for index, record in records:
+            if record is not None and not record.values:
+                got = "expected all columns of the header, with closed quotes, got others"
+                self.bad_rows.refuse(f"{record.where}: {got}")
+                record = None
+            yield index, record
 
     def _check_codah(self, where: str, fields: Sequence[str]) -> None:
         """Raises DataError, when predicting, if the first label is not one of CODAH's. Such a file is only recognised
@@ -136,36 +162,25 @@ class SWAG(Task):
                 f"got {label!r}"
             )
 
-    def _rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> Iterator[Row]:
-        """The rows of a file's records; a record that is None has already been refused."""
-        for index, (where, values) in numbered(self._questions(records), self.bad_rows):
-            if index == 0 and values is not None:
-                self.label_columns = LabelColumns(where, (label_column(values),), tuple(values))
-            yield from self._rows(dict, [(index, (where, values))])
+    def _questions(self, records: Iterable[Record | None]) -> Iterator[tuple[int, Record | None]]:
+        """(index, record) of each question in a file's records; a record is None if it has been refused."""
+        for index, record in numbered(self._apart(records), self.bad_rows):
+            if index == 0 and record is not None:
+                self.label_columns = LabelColumns(record.where, (label_column(record.values),), tuple(record.values))
+            yield index, record
 
-    def _questions(self, records: Iterable[Record | None]) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """The location and the values of each question in the records; values are None if it has been refused."""
+    def _apart(self, records: Iterable[Record | None]) -> Iterator[Record | None]:
+        """A record for each question in the records."""
         for record in records:
             try:
                 questions = [None] if record is None else apart(values_of(record))
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")
                 continue
-            where = "" if record is None else record.where
             for number, values in enumerate(questions, 1):
-                yield f"{where}, question {number}" if len(questions) > 1 else where, values
-
-    def _rows(self, make: Callable[[Any], dict[str, Any]], records: Iterable) -> Iterator[Row]:
-        for index, (where, fields) in records:
-            if fields is None:  # already refused as a line
-                continue
-            try:
-                values = make(fields)
-                row = row_of(index, values, self.predicting)
-            except ValueError as error:
-                self.bad_rows.refuse(f"{where}: {error}")
-                continue
-            yield dataclasses.replace(row, source=_source(values))
+                where = "" if record is None else record.where
+                where = f"{where}, question {number}" if len(questions) > 1 else where
+                yield None if values is None else Record(where, values)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """One example per row: its sequences end to end, with their lengths in ``meta``."""
@@ -258,42 +273,6 @@ class SWAG(Task):
                 }
 
 
-def _with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: BadRows) -> Iterator[Record]:
-    """Records with labels from a separate file, if there is one: PIQA, SocialIQA and alphaNLI have those of train.jsonl
-    in train-labels.lst, one per line.
-
-    Raises:
-        DataError: the file does not have as many labels as there are rows, so that they would not match.
-    """
-    beside = Path(path).with_name(f"{Path(path).stem}-labels.lst")
-    if not beside.is_file():
-        yield from records
-        return
-    labels = [line.strip() for _, line in read_lines(beside)]
-    while labels and not labels[-1]:
-        labels.pop()
-    count, told = 0, len(bad_rows.reasons)
-    for index, record in numbered(records, bad_rows):
-        if index < len(labels):
-            yield dataclasses.replace(record, values={label_column(record.values): labels[index], **record.values})
-        count, told = index + 1, len(bad_rows.reasons)
-    count += len(bad_rows.reasons) - told  # those that were refused after the last one
-    if count != len(labels):
-        raise DataError(f"{beside}: expected a label for each of the {count} rows of {path}, got {len(labels)}")
-
-
 def _source(values: dict[str, Any]) -> str | None:
     """The video or page that a row was taken from; None if there is no such column."""
     return next((values[name] for name in SOURCES if isinstance(values.get(name), str) and values[name].strip()), None)
-
-
-def _of_csv(values: dict[str, str]) -> dict[str, str]:
-    if not values:
-        raise ValueError("expected all columns of the header, with closed quotes, got others")
-    return values
-
-
-def _of_codah(fields: Sequence[str]) -> dict[str, str]:
-    if len(fields) not in (len(CODAH), len(CODAH) - 1):
-        raise ValueError(f"expected {len(CODAH)} tab-separated columns ({', '.join(CODAH)}), got {len(fields)}")
-    return dict(zip(CODAH, fields, strict=False))
