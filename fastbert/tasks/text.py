@@ -113,30 +113,35 @@ class TextTask(FeatureTask):
 
     def _rows(self, path: str | os.PathLike) -> Iterator[Row]:
         if self.own_files and os.path.isdir(path):
-            yield from exported_rows(self, path, numbered(directory_records(path, self.bad_rows), self.bad_rows))
-            return
-        if is_hub_file(path):
-            yield from exported_rows(self, path, numbered(read_records(path, self.bad_rows), self.bad_rows))
-            return
-        # The lines that tell the forms apart are read once: a pipe cannot be opened again, and bad rows must not be
-        # counted twice.
-        lines = read_lines(path, self.bad_rows)
-        records, lines = read_typed(path, lines, text_forms(self), self.bad_rows)
-        if records is not None:
+            records = directory_records(path, self.bad_rows)
+        elif is_hub_file(path):
+            records = read_records(path, self.bad_rows)
+        else:
+            # The lines that tell the forms apart are read once: a pipe cannot be opened again, and bad rows must not be
+            # counted twice.
+            lines = read_lines(path, self.bad_rows)
+            records, lines = read_typed(path, lines, text_forms(self), self.bad_rows)
+        if records is None:
+            yield from self._rows_of_lines(path, lines)
+        else:
             yield from exported_rows(self, path, numbered(records, self.bad_rows))
-            return
+
+    def _rows_of_lines(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
+        """The rows of a file that is not JSON, by the form of its first line."""
         first = next(lines, None)
         if first is not None and _EXCEL.fullmatch(first[1]):
             first = next(lines, None)
-        if self.own_files and first is not None and not self.texts_named:
+        if first is None:
+            return self._authors_rows(path, lines)
+        if self.own_files and not self.texts_named:
             records = line_records(path, first, lines, self.bad_rows)
             if records is not None:
-                yield from exported_rows(self, path, numbered(records, self.bad_rows))
-                return
-        exported = None if first is None else read_table_of_hub(self, path, first, lines)
-        if exported is not None:
-            yield from exported
-            return
+                return exported_rows(self, path, numbered(records, self.bad_rows))
+        exported = read_table_of_hub(self, path, first, lines)
+        return self._authors_rows(path, itertools.chain([first], lines)) if exported is None else exported
+
+    def _authors_rows(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
+        """The rows of a file as the authors of a data set publish it: tab-separated, without quoting."""
         bare = [self.bare_columns] if self.bare_columns else []
         if os.fspath(path) == "-":
             bare.append(self.text_columns)  # typed input: only texts
@@ -150,7 +155,7 @@ class TextTask(FeatureTask):
             is_bare=self.is_bare,
             extra=self.extra_columns,
             bad_rows=self.bad_rows,
-            lines=lines if first is None else itertools.chain([first], lines),
+            lines=lines,
         )
         texts_at = [table.position(column) for column in self.text_columns]
         self.label_columns = LabelColumns(table.where, (self.label_column,), table.header)
