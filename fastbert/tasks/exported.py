@@ -53,18 +53,14 @@ def exported_rows(
         DataError: by the task's ``bad_rows``.
     """
     seen: set[str] = set()
+    looked_at = False
     for index, record in records:
         if record is None:
             continue
         record = _with_columns(record)
-        if index == 0:
-            names = _labels(task)
-            task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
-            if not task.predicting:  # when labels do not matter
-                classes = next((record.names[name] for name in names if name in record.names), ())
-                _say_if_unknown(task, path, classes)
-                if task.label_named and not classes:
-                    _say_if_number(task, path, record.values.get(task.label_column))
+        if not looked_at and (record.values or record.nulls):
+            _look_at_columns(task, path, record)
+            looked_at = True
         try:
             row = _row(task, index, record)
             task.check_id(row.id, seen, numbered=naming_column(task, record.values) is None)
@@ -72,6 +68,19 @@ def exported_rows(
             task.bad_rows.refuse(f"{record.where}: {error}")
             continue
         yield row
+
+
+def _look_at_columns(task: TextTask, path: str | os.PathLike, record: Record) -> None:
+    """Notes where labels are looked for, and warns of labels that may mean something else than the task's, by the first
+    record of a file. Raises DataError for class names in another order."""
+    names = _labels(task)
+    task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
+    if task.predicting:  # labels do not matter
+        return
+    classes = next((record.names[name] for name in names if name in record.names), ())
+    _say_if_unknown(task, path, classes)
+    if task.label_named and not classes:
+        _say_if_number(task, path, record.values.get(task.label_column))
 
 
 def _with_columns(record: Record) -> Record:

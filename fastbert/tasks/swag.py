@@ -165,7 +165,7 @@ class SWAG(Task):
     def _questions(self, records: Iterable[Record | None]) -> Iterator[tuple[int, Record | None]]:
         """(index, record) of each question in a file's records; a record is None if it has been refused."""
         for index, record in numbered(self._apart(records), self.bad_rows):
-            if index == 0 and record is not None:
+            if self.label_columns is None and record is not None:
                 self.label_columns = LabelColumns(record.where, (label_column(record.values),), tuple(record.values))
             yield index, record
 

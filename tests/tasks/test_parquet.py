@@ -278,6 +278,17 @@ def test_bytes_that_are_no_text_cost_their_row_alone(read):
     assert read("sst2", content, skip=True) == [Row("0", ("fine",), "1")]
 
 
+def test_class_names_are_looked_at_although_the_first_row_is_bad(read):
+    """Its 1 is an entailment, and was read as GLUE's 1."""
+    premises = pa.array([b"caf\xe9", b"A"]).view(pa.string())
+    columns = pa.Table.from_arrays(
+        [premises, pa.array(["B", "B"]), pa.array([0, 1])], ["premise", "hypothesis", "label"]
+    )
+    content = parquet([], table=columns, classes={"label": ["unclear", "entailment"]})
+    with pytest.raises(DataError, match="got unclear, entailment, in which entailment has another place"):
+        read("rte", content, skip=True)
+
+
 @pytest.mark.parametrize("content", [b"", b"sentence\tlabel\nA\t1\n", parquet([{"sentence": "A", "label": 1}])[:-20]])
 def test_what_is_no_parquet_is_refused(content, read):
     with pytest.raises(DataError, match="expected a Parquet file, got one that pyarrow cannot read") as refused:

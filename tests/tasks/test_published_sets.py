@@ -189,3 +189,25 @@ def test_numbers_in_another_column_than_glues_may_have_another_order(tmp_path, c
         assert caplog.messages == [
             f"{path}: the numbers in the column {name} are taken for 0 entailment, 1 not_entailment" for name in told
         ]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("rte", {"premise": "A", "hypothesis": "B", "gold": 1}), ("swag", {"goal": "G", "sol1": "a", "sol2": "b"})],
+)
+def test_the_columns_are_told_although_the_first_row_is_bad(name, row, tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text(f"no JSON\n{json.dumps(row)}\n")
+    task = task_of(name, skip=True)
+    rows = task.read(path)
+    with pytest.raises(DataError, match=f"line 2: expected a column label .*, got the columns {', '.join(row)}"):
+        require_labels(task, rows, path)
+
+
+def test_numbers_are_told_although_the_first_row_is_bad(tmp_path, caplog):
+    path = tmp_path / "train.csv"
+    path.write_text("premise,hypothesis,judgment\nA,B\nA,B,1\n")
+    assert [row.id for row in task_of("rte", skip=True, label_column="judgment").read(path)] == ["1"]
+    assert caplog.messages == [
+        f"{path}: the numbers in the column judgment are taken for 0 entailment, 1 not_entailment"
+    ]
