@@ -80,10 +80,16 @@ def _check_encoding(name: str) -> None:
         )
 
 
-def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:
-    """Enumerates rows from 0, counting also those that the reader refuses in between, so that a row's number does not
-    depend on what is skipped."""
-    number, told = 0, len(bad_rows.reasons)
+def numbered(rows: Iterable[T], bad_rows: BadRows, start: int = 0) -> Iterator[tuple[int, T]]:
+    """Enumerates rows, counting also those that the reader refuses in between, so that a row's number does not depend
+    on what is skipped.
+
+    Args:
+        rows: the rows, as they are read.
+        bad_rows: has the reasons of refused ones.
+        start: the number of the first, which is that of rows that were refused before.
+    """
+    number, told = start, len(bad_rows.reasons)
     for row in rows:
         number += len(bad_rows.reasons) - told
         yield number, row

@@ -86,17 +86,18 @@ def mmlu_records(
         first, lines: the file's first line and the following ones, with their numbers.
         bad_rows: what to do with rows of another number of columns.
     """
-    found = csv_records(itertools.chain([first], lines), None, before=first[0] - 1)
+    lost = first[0] - 1  # lines that were not UTF-8 were rows too
+    found = csv_records(itertools.chain([first], lines), None, before=lost)
     row = next(found, (0, {}))
     fields = tuple((row[1] or {}).values())
     is_row = len(fields) == len(_MMLU) and fields[-1] in tuple(LETTERS[:4]) and fields[-3:] not in _LETTERED
-    return _of_mmlu(path, itertools.chain([row], found), bad_rows) if is_row else None
+    return _of_mmlu(path, enumerate(itertools.chain([row], found), lost), bad_rows) if is_row else None
 
 
 def _of_mmlu(
-    path: str | os.PathLike, rows: Iterator[tuple[int, dict[str, str] | None]], bad_rows: BadRows
+    path: str | os.PathLike, rows: Iterator[tuple[int, tuple[int, dict[str, str] | None]]], bad_rows: BadRows
 ) -> Iterator[tuple[int, Record | None]]:
-    for index, (number, fields) in enumerate(rows):
+    for index, (number, fields) in rows:
         where, record = f"{called(path)}, line {number}", None
         if fields is not None and set(fields) == set(_MMLU):
             question, *choices, answer = (fields[name] for name in _MMLU)

@@ -90,7 +90,7 @@ def _with_columns(record: Record) -> Record:
 
 
 def read_table_of_hub(
-    task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+    task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]], lost: int
 ) -> Iterator[Row] | None:
     """The rows of an exported .csv or .tsv; None for a file of another form, of which no further line is then read.
 
@@ -98,9 +98,10 @@ def read_table_of_hub(
         task: the task.
         path: the file, for messages.
         first, lines: the file's first line and the following ones, with their numbers.
+        lost: how many lines before the first were refused; without a header they were rows.
     """
     if _without_header(task, first[1]):
-        records = _numbered_columns(task, path, first, lines)
+        records = _numbered_columns(task, path, first, lines, lost)
     elif _is_official(task, first[1]):
         records = None
     else:
@@ -178,7 +179,7 @@ def _is_csv(path: str | os.PathLike) -> bool:
 
 
 def _numbered_columns(
-    task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+    task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]], lost: int
 ) -> Iterator[tuple[int, Record | None]] | None:
     """(index, record) of the rows of a file without a header, whose columns are called 1, 2, ...; None for standard
     input with fewer columns, which are nothing but texts."""
@@ -188,10 +189,10 @@ def _numbered_columns(
     if _is_csv(path) and (first[1].startswith('"') or "\t" not in first[1]):
         found = csv_records(lines, None, before=first[0] - 1)
         row = next(found, (first[0], {}))
-        count, rows = len(row[1]), enumerate(itertools.chain([row], found))
+        count, rows = len(row[1]), enumerate(itertools.chain([row], found), lost)
     else:
         count = first[1].count("\t") + 1
-        rows = numbered(tab_records(lines, [str(number) for number in range(1, count + 1)]), task.bad_rows)
+        rows = numbered(tab_records(lines, [str(number) for number in range(1, count + 1)]), task.bad_rows, lost)
         if count < last and os.fspath(path) == "-":
             return None
     if count < last:

@@ -119,11 +119,11 @@ class SWAG(Task):
         found = self._below_header(path, first, lines)
         if found is None and is_codah(first[1]):
             self._check_codah(f"{called(path)}, line {first[0]}", first[1].split("\t"))
-            return numbered(codah_records(path, whole, self.bad_rows), self.bad_rows)
+            return numbered(codah_records(path, whole, self.bad_rows), self.bad_rows, first[0] - 1)
         found = found or mmlu_records(path, first, lines, self.bad_rows)
         if found is None:
             raise DataError(
-                f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR.columns)}, or with "
+                f"{called(path)}, line {first[0]}: expected a .csv header with {', '.join(REGULAR.columns)}, or with "
                 f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, or MMLU's 6 of a .csv, got "
                 f"{shorten(first[1])!r}; ARC, OpenBookQA and others are read from JSON lines and Parquet"
             )

@@ -112,6 +112,7 @@ class TextTask(FeatureTask):
         return some(self._rows(path), path, self.bad_rows)
 
     def _rows(self, path: str | os.PathLike) -> Iterator[Row]:
+        told = len(self.bad_rows.reasons)
         if self.own_files and os.path.isdir(path):
             records = directory_records(path, self.bad_rows)
         elif is_hub_file(path):
@@ -122,22 +123,24 @@ class TextTask(FeatureTask):
             lines = read_lines(path, self.bad_rows)
             records, lines = read_typed(path, lines, text_forms(self), self.bad_rows)
         if records is None:
-            yield from self._rows_of_lines(path, lines)
+            yield from self._rows_of_lines(path, lines, told)
         else:
             yield from exported_rows(self, path, numbered(records, self.bad_rows))
 
-    def _rows_of_lines(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
-        """The rows of a file that is not JSON, by the form of its first line."""
+    def _rows_of_lines(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]], told: int) -> Iterator[Row]:
+        """The rows of a file that is not JSON, by the form of its first line; ``told`` is how many bad rows there were
+        before this file."""
         first = next(lines, None)
         if first is not None and _EXCEL.fullmatch(first[1]):
             first = next(lines, None)
         if first is None:
             return self._authors_rows(path, lines)
+        lost = len(self.bad_rows.reasons) - told  # lines before the first that were not UTF-8
         if self.own_files and not self.texts_named:
             records = line_records(path, first, lines, self.bad_rows)
             if records is not None:
-                return exported_rows(self, path, numbered(records, self.bad_rows))
-        exported = read_table_of_hub(self, path, first, lines)
+                return exported_rows(self, path, numbered(records, self.bad_rows, lost))
+        exported = read_table_of_hub(self, path, first, lines, lost)
         return self._authors_rows(path, itertools.chain([first], lines)) if exported is None else exported
 
     def _authors_rows(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:

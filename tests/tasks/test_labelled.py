@@ -60,6 +60,25 @@ def test_a_line_of_another_form_is_a_bad_row(tmp_path):
     assert "line 5: expected one label and a text, as in the first line, got 'Who ?'" in task.bad_rows.reasons[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "file", "line"),
+    [
+        ("text-classification", {}, "train.ft.txt", "__label__1 fine"),
+        ("text-classification", {"text_columns": ("2",), "label_column": "1"}, "train.csv", "1,fine"),
+        ("text-classification", {"text_columns": ("2",), "label_column": "1"}, "train.tsv", "1\tfine"),
+        ("swag", {}, "dev.csv", "What?,a,b,c,d,A"),
+        ("swag", {}, "codah.tsv", "o\tWhat\ta\tb\tc\td\t1"),
+    ],
+)
+def test_rows_have_the_same_numbers_although_the_first_line_is_bad(name, options, file, line, tmp_path):
+    path = tmp_path / file
+    path.write_bytes(f"\xff{line}\n".encode("latin-1") + 2 * f"{line}\n".encode())
+    task = registry.get(name)
+    task.configure(TaskOptions(**options))
+    task.bad_rows = BadRows(skip=True)
+    assert [row.id for row in task.read(path)] == ["1", "2"]
+
+
 def test_fasttext_s_lines(tmp_path):
     path = tmp_path / "train.ft.txt"
     path.write_text(" __label__2 Great CD: mine\n__label__1 __label__2 both\n__label__1\tBad\n")

@@ -101,6 +101,12 @@ def test_bad_rows_are_named_and_swallow_nothing(tmp_path, line, reason):
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"line 1: expected a \.csv header with sent1, sent2, ending0"):
         registry.get("swag").read(write(tmp_path, "sentence\tlabel\na\t1\n"))
+    task = registry.get("swag")
+    task.bad_rows = BadRows(skip=True)
+    path = write(tmp_path, "")
+    path.write_bytes(b"caf\xe9\nwhat\n")
+    with pytest.raises(DataError, match=r"line 2: expected a \.csv header with .*, got 'what'"):
+        task.read(path)
     with pytest.raises(DataError, match=r"line 2: expected 7 tab-separated columns \(category, prompt"):
         registry.get("swag").read(write(tmp_path, "o\tp\ta\tb\tc\td\t1\no\tp\ta\n"))
 
