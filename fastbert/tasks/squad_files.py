@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..errors import DataError
@@ -70,54 +71,56 @@ def read_questions(
     Raises:
         DataError: the file has another form or no usable question; or by bad_rows.
     """
-    # Files in SQuAD's own form are called .json too.
-    if is_hub_file(path) and (not without_gz(path).lower().endswith(".json") or _has_lines(path, bad_rows)):
-        return _rows_of(path, _apart(read_records(path, bad_rows)), bad_rows, impossible, ignore_answers)
     if os.fspath(path) == TYPED:
-        records, typed = read_typed(path, read_lines(path, bad_rows), _LINES, bad_rows)
-        if records is not None:
-            return _rows_of(path, _apart(records), bad_rows, impossible, ignore_answers)
-        lines = list(typed)
-        first = next((line for _, line in lines if line.strip()), "")
-        if lines and not first.lstrip().startswith(("{", "[")):
-            return _typed(lines, bad_rows)
-        text = "\n".join(line for _, line in lines)
-        value = parse_json(text, path)
-    else:
+        found = _typed(bad_rows)
+    elif is_hub_file(path) and (not without_gz(path).lower().endswith(".json") or _has_lines(path, bad_rows)):
+        found = _of_records(read_records(path, bad_rows), bad_rows)
+    else:  # files in SQuAD's own form are called .json too
+        found = _of_json(path, *_load(path, bad_rows), bad_rows)
+    rows, seen = [], set()
+    for asked in found:
         try:
-            value, text = load_json(path, bad_rows)
-        except DataError:
-            if not without_gz(path).lower().endswith((".csv", ".tsv")):
-                raise
-            raise DataError(
-                f"{path}: expected questions as JSON or Parquet, got a table, in which answers have no usual form; "
-                "pandas' to_json(OUT, orient='records', lines=True) makes .jsonl of a data frame"
-            ) from None
-    listed = value["data"] if _is_flat(value) else value
-    if isinstance(listed, list) and listed:
-        return _rows_of(path, _apart(list_records(path, listed, bad_rows)), bad_rows, impossible, ignore_answers)
-    if not isinstance(value, dict) or not isinstance(value.get("data"), list):
-        got = _described(value)
-        raise DataError(f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got {got}")
-    rows, seen, lines, times = [], set(), _Lines(text), Counter()
-    for article, context, question, name in _questions(value["data"]):
-        identity = _identity(question)
-        identity = None if identity is None else str(identity)
-        times[identity] += 1
-        try:
-            row = _row(article, context, question, impossible, ignore_answers)
+            row = _row(asked, impossible, ignore_answers)
             if row.id in seen:
-                raise ValueError("expected every id once, got it again")
+                raise ValueError(f"expected every id once, got {row.id} again")
         except ValueError as error:
-            line = None if identity is None else lines.of(identity, times[identity] - 1)
-            where = called(path) if line is None else f"{called(path)}, line {line}"
-            bad_rows.refuse(f"{where}, {name}: {error}")
+            bad_rows.refuse(f"{asked.where()}: {error}")
             continue
         seen.add(row.id)
         rows.append(row)
     if not rows:
         raise bad_rows.none_left(path, "questions")
     return rows
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A question as in its file.
+
+    Args:
+        question: the object with its text, its id and its answers; something else is described in words.
+        context: the text in which the answer is.
+        where: tells the place in the file, for messages. A function, since lines are only counted for bad questions.
+        article: what the context was taken from, if the file tells it.
+    """
+
+    question: Any
+    context: Any
+    where: Callable[[], str]
+    article: Hashable = None
+
+
+def _load(path: str | os.PathLike, bad_rows: BadRows) -> tuple[Any, str]:
+    """The value of a JSON file, and its text. Raises DataError as `load_json` does, and for a table."""
+    try:
+        return load_json(path, bad_rows)
+    except DataError:
+        if not without_gz(path).lower().endswith((".csv", ".tsv")):
+            raise
+        raise DataError(
+            f"{path}: expected questions as JSON or Parquet, got a table, in which answers have no usual form; "
+            "pandas' to_json(OUT, orient='records', lines=True) makes .jsonl of a data frame"
+        ) from None
 
 
 def _has_lines(path: str | os.PathLike, bad_rows: BadRows) -> bool:
@@ -184,50 +187,64 @@ class _Lines:
         return lines
 
 
-def _typed(lines: Sequence[tuple[int, str]], bad_rows: BadRows) -> list[Row]:
-    """Typed input: a question and its context on each line, with a tab in between; rows are numbered from 0."""
-    rows = []
-    for index, (number, line) in enumerate((number, line) for number, line in lines if line.strip()):
-        texts = tuple(map(str.strip, line.split("\t")))
-        if len(texts) == 2 and all(texts):
-            rows.append(Row(str(index), texts, None))
-            continue
-        expected = "SQuAD's JSON, or a question and its context with a tab between them"
-        bad_rows.refuse(f"standard input, line {number}: expected {expected}, got {shorten(line)!r}")
-    if not rows:
-        raise bad_rows.none_left("-", "questions")
-    return rows
+def _typed(bad_rows: BadRows) -> Iterator[_Asked]:
+    """The questions on standard input: JSON as in files, or lines of a question, a tab and its context, which are
+    numbered from 0."""
+    records, typed = read_typed(TYPED, read_lines(TYPED, bad_rows), _LINES, bad_rows)
+    if records is not None:
+        yield from _of_records(records, bad_rows)
+        return
+    lines = list(typed)
+    written = [(number, line) for number, line in lines if line.strip()]
+    if not lines or (written and written[0][1].lstrip().startswith(("{", "["))):
+        text = "\n".join(line for _, line in lines)
+        yield from _of_json(TYPED, parse_json(text, TYPED), text, bad_rows)
+        return
+    for index, (number, line) in enumerate(written):
+        where, texts = f"{called(TYPED)}, line {number}", line.split("\t")
+        if len(texts) == 2 and all(map(str.strip, texts)):
+            question, context = map(str.strip, texts)
+            yield _Asked({"question": question, "id": index}, context, partial(str, where))
+        else:
+            expected = "SQuAD's JSON, or a question and its context with a tab between them"
+            bad_rows.refuse(f"{where}: expected {expected}, got {shorten(line)!r}")
 
 
-def _rows_of(
-    path: str | os.PathLike,
-    records: Iterable[Record | None],
-    bad_rows: BadRows,
-    impossible: bool,
-    ignore_answers: bool,
-) -> list[Row]:
+def _of_records(records: Iterable[Record | None], bad_rows: BadRows) -> Iterator[_Asked]:
     """Questions in the form of data-set hubs, each with its context; a record that is None has been refused."""
-    rows, seen = [], set()
-    for record in records:
+    for record in _apart(records):
         if record is None:
             continue
-        try:
-            if "context" not in (*record.values, *record.nulls):  # as in CMRC, where every key has another name
-                got = shorten(", ".join(map(str, record.values))) or "nothing"
-                raise ValueError(f"expected a question and its context under these names, got {got}")
-            title, context = record.values.get("title"), record.values.get("context")
-            article = title if isinstance(title, str) and title.strip() else None
-            row = _row(article, context, record.values, impossible, ignore_answers)
-            if row.id in seen:
-                raise ValueError(f"expected every id once, got {row.id} again")
-        except ValueError as error:
-            bad_rows.refuse(f"{record.where}: {error}")
+        if "context" not in (*record.values, *record.nulls):  # as in CMRC, where every key has another name
+            got = shorten(", ".join(map(str, record.values))) or "nothing"
+            bad_rows.refuse(f"{record.where}: expected a question and its context under these names, got {got}")
             continue
-        seen.add(row.id)
-        rows.append(row)
-    if not rows:
-        raise bad_rows.none_left(path, "questions")
-    return rows
+        title = record.values.get("title")
+        article = title if isinstance(title, str) and title.strip() else None
+        yield _Asked(record.values, record.values.get("context"), partial(str, record.where), article)
+
+
+def _of_json(path: str | os.PathLike, value: Any, text: str, bad_rows: BadRows) -> Iterator[_Asked]:
+    """Questions in SQuAD's own form, or in a list as on hubs; ``value`` is what the JSON text of a file holds."""
+    listed = value["data"] if _is_flat(value) else value
+    if isinstance(listed, list) and listed:
+        yield from _of_records(list_records(path, listed, bad_rows), bad_rows)
+        return
+    if not isinstance(value, dict) or not isinstance(value.get("data"), list):
+        got = _described(value)
+        raise DataError(f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got {got}")
+    lines, times = _Lines(text), Counter()
+    for article, context, question, name in _questions(value["data"]):
+        identity = _identity(question)
+        identity = None if identity is None else str(identity)
+        yield _Asked(question, context, partial(_where, path, lines, identity, times[identity], name), article)
+        times[identity] += 1
+
+
+def _where(path: str | os.PathLike, lines: _Lines, identity: str | None, before: int, name: str) -> str:
+    """The place of a question whose id comes after ``before`` equal ones; ``name``: its article and paragraph."""
+    line = None if identity is None else lines.of(identity, before)
+    return f"{called(path)}, {name}" if line is None else f"{called(path)}, line {line}, {name}"
 
 
 def _questions(articles: list) -> Iterator[tuple[int, Any, Any, str]]:
@@ -263,7 +280,8 @@ def _identity(question: Any, default: Any = None) -> Any:
     return next((named[name] for name in _IDS if name in named), default)
 
 
-def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignore_answers: bool) -> Row:
+def _row(asked: _Asked, impossible: bool, ignore_answers: bool) -> Row:
+    question, context = asked.question, asked.context
     if not isinstance(question, dict):
         found = f"got {question}"
         raise ValueError(f"expected articles with paragraphs, these with context and qas, questions in these, {found}")
@@ -285,7 +303,7 @@ def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignor
             check_text(part)
         except ValueError as error:
             raise ValueError(f"expected UTF-8, got {error}") from None
-    return Row(str(identity), (text, context), answers, source=article)
+    return Row(str(identity), (text, context), answers, source=asked.article)
 
 
 def _answers(question: dict, impossible: bool) -> Answers | None:

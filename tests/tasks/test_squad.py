@@ -196,7 +196,7 @@ def test_the_line_of_an_id_that_is_there_again_is_that_of_the_second_place(tmp_p
     assert bad.startswith(
         f"{path}, line {lines[1]}, article 1, paragraph 1, question 5: expected a text as the question"
     )
-    assert again == f"{path}, line {lines[2]}, article 1, paragraph 1, question a: expected every id once, got it again"
+    assert again == f"{path}, line {lines[2]}, article 1, paragraph 1, question a: expected every id once, got a again"
 
 
 @pytest.mark.parametrize("impossible", [False, True])
