@@ -11,6 +11,8 @@ import numpy as np
 
 from ..errors import InputError
 
+_log = logging.getLogger("fastbert")
+
 
 def budget_batches(
     lengths: Sequence[int], token_budget: int, order: Sequence[int] | np.ndarray | None = None
@@ -116,7 +118,7 @@ def _groups(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Hash
             return list(groups.values())
         if all(found[level] is None for found in of_rows):
             continue
-        logging.getLogger("fastbert").warning(
+        _log.warning(
             "dev_share: %d different sources or texts are too few to hold out %g of them, so that rows of the same one "
             "are trained on and evaluated on",
             len(groups),

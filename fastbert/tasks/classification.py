@@ -16,6 +16,8 @@ from .base import Example, Row, class_names
 from .files import shorten
 from .text import TextTask
 
+_log = logging.getLogger("fastbert")
+
 
 class Classification(TextTask):
     """One of C labels for a text or a pair.
@@ -66,7 +68,7 @@ class Classification(TextTask):
         if all(re.fullmatch(r"label_\d+", name) for name in names):
             # Default names. Their number tells nothing either, since a configuration without names has two.
             if len(type(self).labels) > 2:  # two classes hardly ever have another order
-                logging.getLogger("fastbert").warning(
+                _log.warning(
                     "expected a model that names its classes (id2label), got one that does not: they are taken in the "
                     "task's order, %s, which published models of %s do not all have",
                     ", ".join(self.labels),
@@ -76,9 +78,7 @@ class Classification(TextTask):
         expected = f"expected a model whose classes are {', '.join(self.label_names or self.labels)}"
         if len(names) != len(self.labels):
             raise CheckpointError(f"{expected}, got one of {shorten(', '.join(names))}")
-        logging.getLogger("fastbert").warning(
-            "%s, got one of %s: they are taken in this order", expected, shorten(", ".join(names))
-        )
+        _log.warning("%s, got one of %s: they are taken in this order", expected, shorten(", ".join(names)))
 
     def head(self) -> dict:
         """The configuration of the head: the names of its labels."""

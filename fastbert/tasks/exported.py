@@ -28,6 +28,7 @@ from .tables import check_once
 if TYPE_CHECKING:
     from .text import TextTask
 
+_log = logging.getLogger("fastbert")
 NAMED = " (--text-columns and --label-column name others)"
 """What the user can do about columns with other names, for messages."""
 _COLUMN = re.compile("[1-9][0-9]{0,3}")
@@ -274,7 +275,7 @@ def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str
     )
     if moved is not None:
         raise DataError(f"{said}, in which {moved} has another place")
-    logging.getLogger("fastbert").warning("%s: they are taken in this order", said)
+    _log.warning("%s: they are taken in this order", said)
 
 
 def _say_if_number(task: TextTask, path: str | os.PathLike, label: Any) -> None:
@@ -283,9 +284,7 @@ def _say_if_number(task: TextTask, path: str | os.PathLike, label: Any) -> None:
     words = getattr(type(task), "labels", ())
     if words and str(label) not in words and class_number(label) is not None:
         order = ", ".join(f"{number} {word}" for number, word in enumerate(words))
-        logging.getLogger("fastbert").warning(
-            "%s: the numbers in the column %s are taken for %s", called(path), task.label_column, order
-        )
+        _log.warning("%s: the numbers in the column %s are taken for %s", called(path), task.label_column, order)
 
 
 def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:

@@ -15,6 +15,7 @@ from .bad_rows import BadRows, called
 from .files import shorten
 from .hub_files import Record, is_hub_file
 
+_log = logging.getLogger("fastbert")
 _LINES = (
     # TREC's questions have two labels, as in DESC:manner, which data-set hubs put into columns of these names.
     re.compile(r"(?P<fine_label>(?P<coarse_label>ABBR|DESC|ENTY|HUM|LOC|NUM):[a-z]+)[ \t]+(?P<text>.+)"),
@@ -67,7 +68,7 @@ def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Re
     classes = [directory for directory in directories if directory.name != UNLABELLED]
     if len(classes) < len(directories):
         left_out = os.path.join(path, UNLABELLED)
-        logging.getLogger("fastbert").warning("%s: texts without a class are left out", left_out)
+        _log.warning("%s: texts without a class are left out", left_out)
     groups = classes or [Path(path)]
     files = [[entry for entry in _shown(group) if entry.is_file()] for group in groups]
     empty = next((str(group) for group, texts in zip(groups, files, strict=True) if not texts), None)

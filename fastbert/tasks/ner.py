@@ -26,6 +26,7 @@ from .metrics import entities
 from .squad_windows import plan_windows
 from .tagging import CONVERTERS, LETTERS, chunks, expected, in_scheme_of, is_tag, letters_of, with_types
 
+_log = logging.getLogger("fastbert")
 NO_LABEL = -100
 _NO_NAME = re.compile(r"LABEL_\d+")
 """The names that transformers gives classes by default."""
@@ -84,7 +85,7 @@ class NER(FeatureTask):
             expected, got = (shorten(", ".join(sorted(types))) for types in (known, kinds))
             raise DataError(f"{called(path)}: expected entities of the types {expected}, got {got}{hint}")
         if of_chunks and not known:
-            logging.getLogger("fastbert").warning(
+            _log.warning(
                 "%s: the last column has the tags of chunks (%s), not of entities",
                 called(path),
                 ", ".join(sorted(kinds)),
@@ -169,9 +170,7 @@ class NER(FeatureTask):
         if not self.document_context:
             return alone
         if all(row.source is None for row in rows):
-            logging.getLogger("fastbert").warning(
-                "document context: expected -DOCSTART- lines, got none, so every sentence stands alone"
-            )
+            _log.warning("document context: expected -DOCSTART- lines, got none, so every sentence stands alone")
             return alone
         units = alone[:1]
         for index in range(1, len(rows)):

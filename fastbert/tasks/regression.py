@@ -14,6 +14,8 @@ from . import metrics
 from .base import Example, Row
 from .text import TextTask
 
+_log = logging.getLogger("fastbert")
+
 MANY = 10
 """The least number of predictions from which a scale can be told."""
 
@@ -56,7 +58,7 @@ class Regression(TextTask):
         a sigmoid follows: what is cut is alike, and correlates with nothing."""
         beyond = sum(not self.low <= float(value[0]) <= self.high for value in outputs)
         if self.to_check and len(outputs) >= MANY and 4 * beyond >= len(outputs):
-            logging.getLogger("fastbert").warning(
+            _log.warning(
                 "expected a model of numbers from %g to %g, got %d of %d predictions beyond, which are cut to these "
                 "bounds (text-regression cuts none)",
                 self.low,

@@ -23,6 +23,7 @@ from .squad_files import read_questions, span
 from .squad_predictions import companions, read_values, written_values
 from .squad_windows import answer_text, best_spans, encode_windows
 
+_log = logging.getLogger("fastbert")
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how")
 
 
@@ -170,7 +171,7 @@ class Squad(Task):
         if len(missing) == len(rows):
             raise DataError(f"{path}: expected predictions for the questions of the data, got none of them")
         if missing:
-            logging.getLogger("fastbert").warning(
+            _log.warning(
                 "%s has no prediction for %d of %d questions (%s), %s",
                 path,
                 len(missing),

@@ -11,6 +11,8 @@ from .bad_rows import called
 from .base import Row
 from .regression import Regression
 
+_log = logging.getLogger("fastbert")
+
 MANY = 10
 """Among this many rows, some have more than 1, if the scores are from 0 to 5."""
 
@@ -38,7 +40,7 @@ class STSB(Regression):
         rows = super().read(path)
         scores = [row.label for row in rows if row.label is not None]
         if len(scores) >= MANY and max(scores) <= 1 and any(0 < score < 1 for score in scores):
-            logging.getLogger("fastbert").warning(
+            _log.warning(
                 "%s: expected scores from 0 to 5, got %d from %g to %g: multiply scores from 0 to 1 by 5",
                 called(path),
                 len(scores),

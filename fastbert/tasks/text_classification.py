@@ -21,6 +21,7 @@ from .hub_files import class_number
 from .table_records import unquoted
 from .text import TextTask
 
+_log = logging.getLogger("fastbert")
 _BREAKS = re.compile(r"[\t\r\n]")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SEPARATORS = re.compile(r"[,;|]")
@@ -102,7 +103,7 @@ class TextClassification(OwnFiles, Classification):
         counts = Counter(row.label for row in rows if row.label is not None)
         alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
         if alone and all(map(str.isdecimal, self.text_columns)):
-            logging.getLogger("fastbert").warning(
+            _log.warning(
                 "%s: the label of its first row, %s, occurs in no other row: if the file has a header, give columns by "
                 "their names",
                 called(path),
@@ -165,7 +166,7 @@ def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
         other = spellings.setdefault(_spelled(label), label)
         if other != label:
             same = "the same number" if _NUMBER.fullmatch(_spelled(label)) else "one word in two spellings"
-            logging.getLogger("fastbert").warning(
+            _log.warning(
                 "%s: the labels %s and %s are %s, but are taken for two classes",
                 called(path),
                 shorten(other),
@@ -175,7 +176,7 @@ def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
             break
     missing = next((label for label in counts if label.lower() in ("null", "nan")), None)
     if missing is not None:
-        logging.getLogger("fastbert").warning(
+        _log.warning(
             "%s: the label of %s is %s, which is taken for a class: leave such rows out if it means that there is none",
             called(path),
             counted(counts[missing], "row"),
@@ -183,7 +184,7 @@ def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
         )
     rows = counts.total()
     if rows >= MANY and 2 * len(counts) > rows:
-        logging.getLogger("fastbert").warning(
+        _log.warning(
             "%s: expected classes that occur in several rows, got %d labels in %d rows: text-regression estimates "
             "numbers, and --label-column names another column",
             called(path),

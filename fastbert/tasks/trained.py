@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .base import Task
 
+_log = logging.getLogger("fastbert")
 KEPT = "fastbert"
 """The key in a fine-tuned model's config.json for the options that predictions depend on."""
 
@@ -88,18 +89,17 @@ _CLASSIFIERS = {
 def warnings_held() -> Iterator[list[logging.LogRecord]]:
     """While the block runs, the package's log records are collected instead of shown. Loading warns of a new head,
     which in some places is intended or was reported before, and in others becomes an error, to be reported once."""
-    logger = logging.getLogger("fastbert")
     kept: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:
         kept.append(record)
         return False
 
-    logger.addFilter(keep)
+    _log.addFilter(keep)
     try:
         yield kept
     finally:
-        logger.removeFilter(keep)
+        _log.removeFilter(keep)
 
 
 def load_trained(
@@ -139,5 +139,5 @@ def load_trained(
     if {named, own} <= _CLASSIFIERS.keys() and _CLASSIFIERS[named] != _CLASSIFIERS[own]:
         raise CheckpointError(f"{directory}: expected a trained {own}, got a {named} by its config.json{without_head}")
     for record in warnings:
-        logging.getLogger("fastbert").handle(record)
+        _log.handle(record)
     return in_precision(model, precision)
