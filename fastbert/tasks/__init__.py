@@ -18,8 +18,8 @@ Files of rows:
 
     files, tables, csv_records, hub_files    lines; tab-separated; CSV; JSON lines and Parquet
     table_records                            tab-separated or CSV, by the names of columns
-    exported, labelled, typed                GLUE as data-set hubs export it; labels before a text or as a directory;
-                                             JSON on standard input
+    exported, class_labels                   GLUE as data-set hubs export it, and what labels mean there
+    labelled, typed                          labels before a text or as a directory; JSON on standard input
     bad_rows                                 rows that cannot be used
 
 Machinery:

@@ -1,34 +1,33 @@
 """GLUE's tasks as exported by data-set hubs: other names of columns, numbers for labels, .csv, .jsonl and .parquet.
 
 Such a file is recognised by its form: JSON lines, Parquet, comma-separated, with a column ``idx``, or with names of
-columns that the authors' own files do not have (``label``, where theirs has another name). Labels are the words of the
-task or their numbers, in the order that the file gives or else GLUE's; -1 means that there is none.
+columns that the authors' own files do not have (``label``, where theirs has another name). What its labels mean is told
+by `class_labels`.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import DataError
 from ..text_files import without_gz
 from .bad_rows import called, numbered
 from .base import LabelColumns, Row
+from .class_labels import check_class_names, say_if_number
 from .csv_records import csv_records
 from .files import shorten
-from .hub_files import Record, class_number
+from .hub_files import Record
 from .table_records import fields_of, of_lines, tab_records, table_records
 from .tables import check_once
 
 if TYPE_CHECKING:
     from .text import TextTask
 
-_log = logging.getLogger("fastbert")
 NAMED = " (--text-columns and --label-column name others)"
 """What the user can do about columns with other names, for messages."""
 _COLUMN = re.compile("[1-9][0-9]{0,3}")
@@ -79,9 +78,9 @@ def _look_at_columns(task: TextTask, path: str | os.PathLike, record: Record) ->
     if task.predicting:  # labels do not matter
         return
     classes = next((record.names[name] for name in names if name in record.names), ())
-    _say_if_unknown(task, path, classes)
+    check_class_names(task, path, classes)
     if task.label_named and not classes:
-        _say_if_number(task, path, record.values.get(task.label_column))
+        say_if_number(task, path, record.values.get(task.label_column))
 
 
 def _with_columns(record: Record) -> Record:
@@ -225,79 +224,3 @@ def _row(task: TextTask, index: int, record: Record) -> Row:
     task.check_texts(texts, labelled=label is not None)
     names = naming_column(task, values)
     return Row(str(index if names is None else values[names]).strip(), texts, label)
-
-
-def exported_label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
-    """A label in the form of the task's own files; None for no label.
-
-    Args:
-        task: the task.
-        value: what the file has: a class number, a word or a bool.
-        names: the names of the file's classes, if it has any; if they are those of the task, they give the order.
-    """
-    text = str(int(value) if isinstance(value, bool) else value).strip()
-    if text in task.no_label:
-        return None
-    number, words = class_number(value, names), getattr(type(task), "labels", ())  # an instance's may be a model's
-    if number is not None and number < len(names):
-        called = _words(task, names)
-        if called is not None:
-            return called[number]
-        if len(names) != len(words):
-            text = names[number]  # with another number of classes, the file's numbers are not the task's
-            number = class_number(text)
-    if isinstance(value, bool) and words and text not in words:
-        return str(value)  # not a class number: in WiC and BoolQ True is the first of two classes, elsewhere the second
-    if not words or text in words:
-        return text
-    if number is not None and number < len(words):
-        return words[number]
-    for own in (words, getattr(type(task), "label_names", None) or ()):
-        lower = [name.lower() for name in own]
-        if text.lower() in lower:
-            return words[lower.index(text.lower())]
-    return text
-
-
-def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str]) -> None:
-    """Warns of a file with as many classes as the task but other names, whose order may be another.
-
-    Raises:
-        DataError: one of these names is the task's, in another place, so that the order is another.
-    """
-    words = getattr(type(task), "labels", ())
-    if len(names) != len(words) or _words(task, names) is not None:
-        return
-    own = getattr(type(task), "label_names", None) or words
-    said = f"{called(path)}: expected its classes to be called {', '.join(own)}, got {shorten(', '.join(names))}"
-    moved = next(
-        (name for name, mine in zip(names, own, strict=True) if name.lower() in own and name.lower() != mine), None
-    )
-    if moved is not None:
-        raise DataError(f"{said}, in which {moved} has another place")
-    _log.warning("%s: they are taken in this order", said)
-
-
-def _say_if_number(task: TextTask, path: str | os.PathLike, label: Any) -> None:
-    """Warns of a number in a column of labels that is not GLUE's, where the task has words: in ASSIN 2, 1 is
-    entailment, and 0 is in GLUE."""
-    words = getattr(type(task), "labels", ())
-    if words and str(label) not in words and class_number(label) is not None:
-        order = ", ".join(f"{number} {word}" for number, word in enumerate(words))
-        _log.warning("%s: the numbers in the column %s are taken for %s", called(path), task.label_column, order)
-
-
-def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:
-    """The task's labels in the order of a file's class names; None if these are not the task's names."""
-    words = getattr(type(task), "labels", ())
-    if not words:
-        return names
-    lower = [name.lower() for name in names]
-    for own in (words, getattr(type(task), "label_names", None) or ()):
-        if sorted(lower) == sorted(own):
-            return [words[own.index(name)] for name in lower]
-    try:
-        found = [task.parse(name) for name in names]  # labels have other names in some sets
-    except ValueError:
-        return None
-    return found if sorted(found) == sorted(words) else None

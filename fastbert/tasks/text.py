@@ -15,8 +15,9 @@ from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
 from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, labels_of, packed
+from .class_labels import exported_label
 from .encoding import encode_texts
-from .exported import NAMED, exported_label, exported_rows, id_names, naming_column, read_table_of_hub, text_forms
+from .exported import NAMED, exported_rows, id_names, naming_column, read_table_of_hub, text_forms
 from .feature_task import FeatureTask
 from .files import of_rows, read_lines
 from .hub_files import is_hub_file, read_records
