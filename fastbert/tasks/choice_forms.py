@@ -9,7 +9,7 @@ from typing import Any
 
 from .base import Row
 from .files import shorten
-from .hub_files import Record, class_number
+from .hub_files import NO_LABEL, Record, class_number
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -372,7 +372,7 @@ def label_of(value: Any) -> str:
     integers in this way if the column has missing ones."""
     text = "" if value is None else str(value).strip()
     number = class_number(text)
-    return "" if text in ("-1", "-1.0") else text if number is None else str(number)
+    return "" if text in NO_LABEL else text if number is None else str(number)
 
 
 def _place(value: Any, names: Sequence[Any], first: int, count: int) -> str | None:

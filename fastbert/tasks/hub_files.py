@@ -16,6 +16,8 @@ from .files import check_text, load_json, read_json_lines, read_lines
 from .tables import check_once
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
+NO_LABEL = ("-1", "-1.0")
+"""What data-set hubs have in place of labels in test files."""
 BATCH = 1024
 """How many rows of a Parquet file are converted to Python objects at a time."""
 

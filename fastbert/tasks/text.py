@@ -20,7 +20,7 @@ from .encoding import encode_texts
 from .exported import NAMED, exported_rows, id_names, naming_column, read_table_of_hub, text_forms
 from .feature_task import FeatureTask
 from .files import of_rows, read_lines
-from .hub_files import is_hub_file, read_records
+from .hub_files import NO_LABEL, is_hub_file, read_records
 from .labelled import directory_records, line_records
 from .tables import check_once, read_table
 from .transformed import joined, parts_of, with_next_words
@@ -40,7 +40,7 @@ class TextTask(FeatureTask):
     Attributes:
         text_columns: the columns of the text or of the pair.
         label_column: the column of the labels; a file without it is a test file.
-        no_label: what data-set hubs have instead of labels in test files.
+        no_label: what a file has in place of labels that it lacks.
         similarity: whether the order of a pair does not matter, so that a GPT reads both orders.
         id_column: the column of row ids in the authors' files. Any of `exported.id_names` will do; without one, rows
             are numbered from 0.
@@ -55,7 +55,7 @@ class TextTask(FeatureTask):
     streams = True
     text_columns: tuple[str, ...] = ("sentence",)
     label_column: str = "label"
-    no_label: tuple[str, ...] = ("-1", "-1.0")
+    no_label: tuple[str, ...] = NO_LABEL
     similarity: bool = False
     id_column: str = "index"
     source_columns: tuple[str, ...] = ()

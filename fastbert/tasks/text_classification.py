@@ -17,7 +17,7 @@ from .bad_rows import called
 from .base import Row, class_names
 from .classification import Classification
 from .files import shorten
-from .hub_files import class_number
+from .hub_files import NO_LABEL, class_number
 from .table_records import unquoted
 from .text import TextTask
 
@@ -98,17 +98,11 @@ class TextClassification(OwnFiles, Classification):
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
         """Refuses rows whose label joins several of the file's classes, such as GoEmotions' 2,5: it would be a class of
-        its own. Warns if the first row looks like a header, because columns were given by number, and if labels do not
-        look like classes."""
+        its own. Warns if the first row looks like a header, and if labels do not look like classes."""
         counts = Counter(row.label for row in rows if row.label is not None)
-        alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
-        if alone and all(map(str.isdecimal, self.text_columns)):
-            _log.warning(
-                "%s: the label of its first row, %s, occurs in no other row: if the file has a header, give columns by "
-                "their names",
-                called(path),
-                shorten(rows[0].label),
-            )
+        self._say_if_header(rows, counts, path)
+        _say_if_spelled_twice(counts, path)
+        _say_if_missing(counts, path)
         _say_if_no_classes(counts, path)
         kept, joined = [], {label for label in counts if _joins_classes(label, counts)}
         for row in rows:
@@ -120,6 +114,17 @@ class TextClassification(OwnFiles, Classification):
                 continue
             kept.append(row)
         return super().for_training(kept, path)
+
+    def _say_if_header(self, rows: Sequence[Row], counts: Counter[str], path: str | os.PathLike) -> None:
+        """Warns if the first row looks like a header, because columns were given by number."""
+        alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
+        if alone and all(map(str.isdecimal, self.text_columns)):
+            _log.warning(
+                "%s: the label of its first row, %s, occurs in no other row: if the file has a header, give columns by "
+                "their names",
+                called(path),
+                shorten(rows[0].label),
+            )
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:
@@ -158,9 +163,8 @@ def _in_order(labels: Iterable[str]) -> list[str]:
     return sorted(labels, key=float) if all(map(_NUMBER.fullmatch, labels)) else labels
 
 
-def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of a class whose name is how programs write a missing value; of one class in two spellings; and if there
-    are about as many labels as rows, which may be a task for regression, or the wrong column."""
+def _say_if_spelled_twice(counts: Counter[str], path: str | os.PathLike) -> None:
+    """Warns of one class in two spellings."""
     spellings: dict[str, str] = {}
     for label in sorted(counts):
         other = spellings.setdefault(_spelled(label), label)
@@ -173,7 +177,11 @@ def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
                 shorten(label),
                 same,
             )
-            break
+            return
+
+
+def _say_if_missing(counts: Counter[str], path: str | os.PathLike) -> None:
+    """Warns of a class whose name is how programs write a missing value."""
     missing = next((label for label in counts if label.lower() in ("null", "nan")), None)
     if missing is not None:
         _log.warning(
@@ -182,6 +190,10 @@ def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
             counted(counts[missing], "row"),
             missing,
         )
+
+
+def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
+    """Warns of more than half as many labels as rows: it may be a task for regression, or the wrong column."""
     rows = counts.total()
     if rows >= MANY and 2 * len(counts) > rows:
         _log.warning(
@@ -225,6 +237,6 @@ def _named(label: Any, names: Sequence[str]) -> str | None:
     # Without names, a number is a class like any word.
     if not names or (isinstance(label, str) and (text in names or not _NUMBER.fullmatch(text))):
         return text
-    if text in ("-1", "-1.0"):
+    if text in NO_LABEL:
         return None
     raise ValueError(f"expected the number of a class from 0 to {len(names) - 1}, or -1 for none, got {text}")
