@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..wording import counted
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
-from .conll_columns import Block, Table, read_columns, split
+from .conll_columns import Block, ColumnFile, read_columns, split
 from .conll_words import check_tags, check_word_a_line, check_words, say_if_joined, say_if_tagged_twice
 from .files import shorten
 from .hub_files import Record, is_hub_file, read_records
@@ -56,26 +56,26 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows, ignore_tags)
-    table = read_columns(path, bad_rows)
-    if not table.blocks:
+    file = read_columns(path, bad_rows)
+    if not file.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
-    lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in table.blocks), strict=True)]
+    lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in file.blocks), strict=True)]
     name = called(path)
-    check_word_a_line(name, lines, columns, table.labelled, WORDS)
+    check_word_a_line(name, lines, columns, file.labelled, WORDS)
     check_words(name, lines, columns)
     if not ignore_tags:
         check_tags(name, lines, columns)
         say_if_joined(name, columns)
-        say_if_tagged_twice(name, lines, columns, table.width)
+        say_if_tagged_twice(name, lines, columns, file.width)
     rows, opening = [], None
-    for index, block in enumerate(table.blocks):
+    for index, block in enumerate(file.blocks):
         # If a document's first sentence is skipped, its -DOCSTART- line goes to the next one.
         opening = block.opening or opening
         if block.broken:
             bad_rows.refuse(block.broken)
             continue
         try:
-            rows.append(_sentence(str(index), block, opening, table, ignore_tags))
+            rows.append(_sentence(str(index), block, opening, file, ignore_tags))
             opening = None
         except ValueError as error:
             bad_rows.refuse(f"{name}, {error}")
@@ -158,21 +158,21 @@ def _tags_of(record: Record, named: list | None, letters: str, num_words: int) -
     return tuple(named)
 
 
-def _sentence(name: str, block: Block, opening: str | None, table: Table, ignore_tags: bool) -> Sentence:
+def _sentence(name: str, block: Block, opening: str | None, file: ColumnFile, ignore_tags: bool) -> Sentence:
     words, tags = [], []
     for (number, line), columns in zip(block.lines, block.columns, strict=True):
-        if len(columns) != table.width:
-            width = counted(table.width, "column")
+        if len(columns) != file.width:
+            width = counted(file.width, "column")
             # KLUE tags characters, those between words too.
             hint = f"; {_NO_WORDS} leaves out lines without a word" if _NO_WORD.match(line) else ""
             raise ValueError(f"line {number}: expected {width}, got {len(columns)}: {shorten(line)!r}{hint}")
-        if table.labelled and not is_tag(columns[-1], table.letters) and not ignore_tags:
+        if file.labelled and not is_tag(columns[-1], file.letters) and not ignore_tags:
             tag = without_type(columns[-1])
-            raise ValueError(f"line {number}: expected the tag {expected(table.letters)}, got {tag!r}")
+            raise ValueError(f"line {number}: expected the tag {expected(file.letters)}, got {tag!r}")
         words.append(columns[0])
         tags.append(columns[-1])
     lines = tuple(line for _, line in block.lines)
-    labelled = table.labelled and all(is_tag(tag, table.letters) for tag in tags)
+    labelled = file.labelled and all(is_tag(tag, file.letters) for tag in tags)
     label = tuple(tags) if labelled else None
     return Sentence(name, tuple(words), label, lines, opening, source=block.document)
 
@@ -206,8 +206,8 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     Raises:
         DataError: the file has other sentences or words, or an invalid tag.
     """
-    table = read_columns(path, words=itertools.chain.from_iterable(sentence.texts for sentence in sentences))
-    blocks, tabs = table.blocks, table.tabs
+    file = read_columns(path, words=itertools.chain.from_iterable(sentence.texts for sentence in sentences))
+    blocks, tabs = file.blocks, file.tabs
     for block in blocks:
         if block.broken:
             raise DataError(block.broken)
@@ -226,8 +226,8 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
         for word, (number, _), columns in zip(sentence.texts, block.lines, block.columns, strict=True):
             if len(columns) > 1 and columns[0] != word:
                 raise DataError(f"{path}, line {number}: expected the word {word!r}, got {columns[0]!r}")
-            if not is_tag(columns[-1], table.letters):
-                tags = expected(table.letters)
+            if not is_tag(columns[-1], file.letters):
+                tags = expected(file.letters)
                 raise DataError(f"{path}, line {number}: expected the tag {tags}, got {without_type(columns[-1])!r}")
             tags.append(columns[-1])
         predictions.append(tuple(tags))

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .bad_rows import STRICT, BadRows
 from .files import read_lines
@@ -92,7 +92,7 @@ def split(line: str, tabs: bool = False) -> list[str]:
 
     Args:
         line: the line.
-        tabs: whether only tabs separate columns (`Table`).
+        tabs: whether only tabs separate columns (`ColumnFile`).
     """
     line = line.strip(" \t")
     columns = line.split("\t") if tabs and "\t" in line else _BLANKS.split(line)
@@ -107,8 +107,8 @@ def _by_tabs(blocks: Sequence[Block]) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A file of columns.
+class ColumnFile:
+    """A file of columns, as it was read.
 
     Args:
         blocks: its sentences, without comments.
@@ -124,8 +124,16 @@ class Table:
     letters: str
     labelled: bool
 
+    def is_comment(self, line: str, columns: Sequence[str]) -> bool:
+        """Whether a line at the beginning of a sentence is a comment; # may be a word too, if it has a tag."""
+        if not _COMMENT.match(line):
+            return False
+        if self.labelled:
+            return not is_tag(columns[-1], self.letters)
+        return (line.count("\t") + 1 if self.tabs else len(columns)) != self.width
 
-def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Iterable[str] = ()) -> Table:
+
+def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Iterable[str] = ()) -> ColumnFile:
     """Reads a file.
 
     Comments are skipped, lines before a sentence's first word such as ``# id 3`` in CoNLL-U and
@@ -145,33 +153,36 @@ def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Ite
     for block in blocks:
         if block.lines and _is_header(split(block.lines[0][1], tabs)):
             del block.lines[0]
-    lines = [[(line, split(line, tabs)) for _, line in block.lines] for block in blocks]
-    columns = [found for block in lines for _, found in block]
-    first = columns[0] if columns else ()
-    width = len(next((found for block in lines for line, found in block if not _COMMENT.match(line)), first))
+        block.columns = [split(line, tabs) for _, line in block.lines]
+    width = _width(blocks)
     if width > 1 or words:  # a single column holds words, unless the words are known; then it holds tags
-        typed = with_types([[found[-1] for _, found in block] for block in lines])
-        lines = [
-            [(line, [*found[:-1], tag]) for (line, found), tag in zip(block, tags, strict=True)]
-            for block, tags in zip(lines, typed, strict=True)
-        ]
-        columns = [found for block in lines for _, found in block]
-    letters = letters_of([found[-1] for _, found in block] for block in lines)
-    labelled = width > 1 and any(is_tag(last, letters) for *_, last in columns)
+        _add_types(blocks)
+    letters = letters_of(map(_lasts, blocks))
+    labelled = width > 1 and any(is_tag(last, letters) for block in blocks for last in _lasts(block))
+    file = ColumnFile(blocks, tabs, width, letters, labelled)
+    for block in blocks:
+        pairs = zip(block.lines, block.columns, strict=True)
+        comments = sum(1 for _ in itertools.takewhile(lambda pair: file.is_comment(pair[0][1], pair[1]), pairs))
+        del block.lines[:comments], block.columns[:comments]
+    return replace(file, blocks=[block for block in blocks if block.lines or block.broken])
 
-    def is_comment(pair: tuple[str, list[str]]) -> bool:
-        line, found = pair
-        if not _COMMENT.match(line):
-            return False
-        if labelled:
-            return not is_tag(found[-1], letters)
-        return (line.count("\t") + 1 if tabs else len(found)) != width
 
-    for block, pairs in zip(blocks, lines, strict=True):
-        kept = list(itertools.dropwhile(is_comment, pairs))
-        block.lines = block.lines[len(pairs) - len(kept) :]
-        block.columns = [found for _, found in kept]
-    return Table([block for block in blocks if block.lines or block.broken], tabs, width, letters, labelled)
+def _width(blocks: Sequence[Block]) -> int:
+    """The number of columns of the first line that is no comment; if all are, of the first line."""
+    lines = [(line, columns) for block in blocks for (_, line), columns in zip(block.lines, block.columns, strict=True)]
+    first = lines[0][1] if lines else ()
+    return len(next((columns for line, columns in lines if not _COMMENT.match(line)), first))
+
+
+def _lasts(block: Block) -> list[str]:
+    """The last column of a block."""
+    return [columns[-1] for columns in block.columns]
+
+
+def _add_types(blocks: Sequence[Block]) -> None:
+    """Adds a type to the tags in the last column if none of them has one (`with_types`)."""
+    for block, tags in zip(blocks, with_types([_lasts(block) for block in blocks]), strict=True):
+        block.columns = [[*columns[:-1], tag] for columns, tag in zip(block.columns, tags, strict=True)]
 
 
 def _is_header(columns: Sequence[str]) -> bool:
