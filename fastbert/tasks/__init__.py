@@ -29,7 +29,7 @@ Machinery:
     saving, runs, results, world             checkpoints, the run directory, result files, several processes
     search                                   restarts and grids
     trained, predict, metrics, fits          using a trained model; scores; which models a task can use
-    encoding                                 texts to ids
+    encoding, windows                        texts to ids; parts of long texts
     input_transforms, transformed            rows in the form that a GPT reads
     features, feature_*, on_features         a BiLSTM on the features of a frozen model; `fastbert extract`
     fill_mask                                `fastbert fill-mask`

@@ -8,6 +8,7 @@ Shape letters: B examples of a batch, T tokens of a packed batch, C classes.
 from __future__ import annotations
 
 import abc
+import itertools
 import os
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from ..model_config import ModelConfig
     from ..packing import PackedBatch
+
+IGNORE_INDEX = -100
+"""The label of tokens that do not count in a loss, as in torch's cross-entropy."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +271,11 @@ def packed(examples: Iterable[Example]) -> PackedBatch:
 
     pairs = [(e.input_ids, e.token_type_ids) for e in examples]
     return PackedBatch.from_sequences([ids for ids, _ in pairs], [types for _, types in pairs])
+
+
+def by_sequence(values: np.ndarray, batch: PackedBatch) -> list[np.ndarray]:
+    """Values of the tokens of a batch, (T, ...), apart for each sequence."""
+    return [values[begin:end] for begin, end in itertools.pairwise(batch.cu_seqlens.tolist())]
 
 
 def labels_of(examples: Sequence[Example]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Example, packed
+from .base import Example, by_sequence, packed
 from .batching import evaluation_batches
 from .predict import TOKEN_BUDGET
 
@@ -46,9 +46,8 @@ class FeatureFile:
             chosen = [examples[index] for index in indices]
             batch = packed(chosen)
             found = model.eval().stored(batch.to(device)).float().cpu().numpy()
-            bounds = batch.cu_seqlens.tolist()
-            for index, begin, end in zip(indices, bounds[:-1], bounds[1:], strict=True):
-                values[starts[index] : starts[index + 1]] = found[begin:end]
+            for index, own in zip(indices, by_sequence(found, batch), strict=True):
+                values[starts[index] : starts[index + 1]] = own
         values.flush()
         return cls(path, starts)
 

@@ -15,6 +15,7 @@ from ..data.truncation import kept_tokens, side_of
 from ..errors import DataError, InputError
 from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
+from .base import by_sequence
 from .batching import evaluation_batches
 from .encoding import private_copy
 
@@ -139,7 +140,6 @@ def _window_features(
             batch = PackedBatch.from_sequences([row.ids for row in chosen], [row.type_ids for row in chosen]).to(device)
             out = model(batch, **wanted)
             flat = select_layers(out.hidden_states, layers).float().cpu().numpy()
-            bounds = batch.cu_seqlens.tolist()
-            for index, begin, end in zip(indices, bounds[:-1], bounds[1:], strict=True):
-                values[index] = flat[begin:end]
+            for index, found in zip(indices, by_sequence(flat, batch), strict=True):
+                values[index] = found
     return values

@@ -75,7 +75,7 @@ def _import(module: str):
 _OF_IOBES = {"L-": "E-", "U-": "S-"}
 
 
-def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[dict, dict[str, dict]]:
+def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[dict, dict[str, dict]]:
     """Precision, recall and F1 of whole entities, by seqeval, which agrees with conlleval; 0 where undefined.
 
     Args:

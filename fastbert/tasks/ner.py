@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import re
@@ -17,17 +16,16 @@ from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
 from .bad_rows import called
-from .base import Example, Row, class_names, packed
+from .base import IGNORE_INDEX, Example, Row, by_sequence, class_names, packed
 from .conll import TAGS, read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
 from .feature_task import FeatureTask
 from .files import shorten
-from .metrics import entities
-from .squad_windows import plan_windows
-from .tagging import CONVERTERS, LETTERS, chunks, expected, in_scheme_of, is_tag, letters_of, with_types
+from .metrics import entity_scores
+from .tagging import CONVERTERS, LETTERS, entities_of, expected, in_scheme_of, is_tag, letters_of, with_types
+from .windows import plan_windows
 
 _log = logging.getLogger("fastbert")
-NO_LABEL = -100
 _NO_NAME = re.compile(r"LABEL_\d+")
 """The names that transformers gives classes by default."""
 CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
@@ -158,7 +156,7 @@ class NER(FeatureTask):
                 owned = Owned(at[mine] - begin + 1, owner_rows[mine], words[mine])
                 target = None
                 if labels is not None:
-                    target = np.full(len(part), NO_LABEL, np.int64)
+                    target = np.full(len(part), IGNORE_INDEX, np.int64)
                     target[owned.positions] = labels[mine]
                 types = np.zeros(len(part), np.int32)
                 examples.append(Example(unit[0], part, types, target, len(begins) > 1, owned))
@@ -188,7 +186,7 @@ class NER(FeatureTask):
         ids = {label: index for index, label in enumerate(self.labels)}
         write = CONVERTERS["IOB2" if self.letters == "IOB" else self.letters]
         tags = [tag for row in rows for tag in write(row.label)]
-        return np.array([ids.get(tag, ids.get("I-" + tag[2:], NO_LABEL)) for tag in tags])
+        return np.array([ids.get(tag, ids.get("I-" + tag[2:], IGNORE_INDEX)) for tag in tags])
 
     def collate(self, examples: Sequence[Example]):
         import torch
@@ -200,8 +198,7 @@ class NER(FeatureTask):
 
     def outputs(self, out, batch) -> list[np.ndarray]:
         """(tokens, C) scores of each window."""
-        scores, bounds = out.logits.float().cpu().numpy(), batch.cu_seqlens.tolist()
-        return [scores[begin:end] for begin, end in itertools.pairwise(bounds)]
+        return by_sequence(out.logits.float().cpu().numpy(), batch)
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[tuple]:
         tags = [["O"] * len(row.texts) for row in rows]
@@ -215,7 +212,7 @@ class NER(FeatureTask):
     def metric(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
         """Precision, recall and F1 of entities, and the accuracy of tags, as conlleval has them, but between 0 and
         1."""
-        total, _ = entities([row.label for row in rows], predictions)
+        total, _ = entity_scores([row.label for row in rows], predictions)
         return total
 
     def guess(self, rows: Sequence[Row]) -> list[tuple]:
@@ -223,7 +220,7 @@ class NER(FeatureTask):
         return [("O",) * len(row.texts) for row in rows]
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, list[Sequence]]:
-        _, kinds = entities([row.label for row in rows], predictions)
+        _, kinds = entity_scores([row.label for row in rows], predictions)
         columns = ("precision", "recall", "f1", "entities", "found")
         return {"entities": [("type", *columns), *((kind, *(v[c] for c in columns)) for kind, v in kinds.items())]}
 
@@ -241,7 +238,7 @@ class NER(FeatureTask):
     def errors(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterable[dict]:
         """Sentences with missed or wrongly found entities."""
         for row, tags in zip(rows, predictions, strict=True):
-            gold, found = set(chunks(row.label)), set(chunks(tags))
+            gold, found = set(entities_of(row.label)), set(entities_of(tags))
             if gold != found:
                 named = {"missed": gold - found, "invented": found - gold}
                 yield {
@@ -253,7 +250,7 @@ class NER(FeatureTask):
 
 def _types(tagged: Iterable[Sequence[str]]) -> set[str]:
     """The types of the entities in these tags."""
-    return {kind for tags in tagged for kind, _, _ in chunks(tags)}
+    return {kind for tags in tagged for kind, _, _ in entities_of(tags)}
 
 
 def _named(row: Row, spans: Iterable[tuple[str, int, int]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import FastbertError, InputError
 from ..modules.mode import evaluating, plain_outputs
-from .base import Example, Row, Task
+from .base import IGNORE_INDEX, Example, Row, Task
 from .batching import evaluation_batches
 
 TOKEN_BUDGET = 8192
@@ -40,7 +40,7 @@ def to_device(keywords: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def count_targets(keywords: dict[str, Any], rows: int) -> int:
-    """The number of labels over which a loss is the mean: integer labels other than -100, otherwise the rows.
+    """The number of labels over which a loss is the mean: integer labels other than `IGNORE_INDEX`, otherwise the rows.
 
     Args:
         keywords: those of a task's `collate`.
@@ -49,7 +49,7 @@ def count_targets(keywords: dict[str, Any], rows: int) -> int:
     values = keywords.get("labels")
     if values is None or values.is_floating_point():
         return rows
-    return int((values != -100).sum())
+    return int((values != IGNORE_INDEX).sum())
 
 
 def run_model(

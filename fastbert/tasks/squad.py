@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import DataError, InputError
 from ..result_files import written
 from . import squad_metrics as official
-from .base import Example, Row, Task, packed
+from .base import Example, Row, Task, by_sequence, packed
 from .files import shorten
 from .squad_files import read_questions, span
 from .squad_predictions import companions, read_values, written_values
@@ -114,7 +114,7 @@ class Squad(Task):
     def outputs(self, out, batch) -> list[np.ndarray]:
         """(tokens, 2) start and end scores of each window."""
         scores = np.stack([x.float().cpu().numpy() for x in (out.start_logits, out.end_logits)], 1)
-        return [scores[begin:end] for begin, end in itertools.pairwise(batch.cu_seqlens.tolist())]
+        return by_sequence(scores, batch)
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[Answer]:
         windows = defaultdict(list)

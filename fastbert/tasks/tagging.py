@@ -63,7 +63,7 @@ def without_type(tag: str) -> str:
     return tag.removesuffix(f"-{UNTYPED}")
 
 
-def chunks(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """The entities of a sentence, as (type, index of the first word, index after the last word)."""
     found, begin, kind, ended = [], 0, "", False
     for index, tag in enumerate([*tags, "O"]):
@@ -96,7 +96,7 @@ def letters_of(sentences: Iterable[Sequence[str]]) -> str:
         strange = sum(not is_tag(text, name) for tags in sentences for text in tags)
         whole = broken = 0
         for tags in known:
-            for _, begin, end in chunks(tags):
+            for _, begin, end in entities_of(tags):
                 prefixes = "".join(tag[0] for tag in tags[begin:end])
                 is_whole = prefixes in (single, "B" + "I" * (end - begin - 2) + last)
                 whole, broken = whole + is_whole, broken + (not is_whole)
@@ -117,7 +117,7 @@ def scheme(sentences: Sequence[Sequence[str]]) -> str:
     ones = twos = 0
     for tags in sentences:
         last = ("", 0)
-        for kind, begin, end in chunks(tags):
+        for kind, begin, end in entities_of(tags):
             ones += tags[begin].startswith("I-")
             twos += tags[begin].startswith("B-") and last != (kind, begin)
             last = (kind, end)
@@ -142,7 +142,7 @@ def to_bilou(tags: Sequence[str]) -> list[str]:
 def to_iob1(tags: Sequence[str]) -> list[str]:
     """The same entities in IOB1."""
     out, last = ["O"] * len(tags), ("", 0)
-    for kind, begin, end in chunks(tags):
+    for kind, begin, end in entities_of(tags):
         first = "B" if last == (kind, begin) else "I"
         out[begin:end] = [f"{first}-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
         last = (kind, end)
@@ -151,7 +151,7 @@ def to_iob1(tags: Sequence[str]) -> list[str]:
 
 def _written(tags: Sequence[str], write: Callable[[str, int], list[str]]) -> list[str]:
     out = ["O"] * len(tags)
-    for kind, begin, end in chunks(tags):
+    for kind, begin, end in entities_of(tags):
         out[begin:end] = write(kind, end - begin)
     return out
 
@@ -170,7 +170,7 @@ def in_scheme_of(rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> l
     letters the predictions are written, IOB2 for those of IOB."""
     gold = [row.label for row in rows if row.label is not None]
     name = scheme(gold)
-    if not any(chunks(tags) for tags in gold):
+    if not any(entities_of(tags) for tags in gold):
         letters = _letters_said(predictions)
         name = "IOB2" if letters == "IOB" else letters
     return [tuple(CONVERTERS[name](tags)) for tags in predictions]

@@ -19,7 +19,7 @@ from fastbert.tasks.conll_columns import split
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.ner import NER
 from fastbert.tasks.predict import predict, run_model
-from fastbert.tasks.tagging import chunks, in_scheme_of, scheme, to_iob1, to_iob2
+from fastbert.tasks.tagging import entities_of, in_scheme_of, scheme, to_iob1, to_iob2
 
 # Each line: IOB1, IOB2, entities.
 SCHEMES = [
@@ -34,7 +34,7 @@ SCHEMES = [
 @pytest.mark.parametrize(("one", "two", "entities"), SCHEMES)
 def test_schemes_and_back(one, two, entities):
     one, two = one.split(), two.split()
-    assert chunks(one) == chunks(two) == entities
+    assert entities_of(one) == entities_of(two) == entities
     assert to_iob2(one) == to_iob2(two) == two
     assert to_iob1(one) == to_iob1(two) == one
 

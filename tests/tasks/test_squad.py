@@ -20,8 +20,9 @@ from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import predict, run_model
 from fastbert.tasks.squad import Answer
-from fastbert.tasks.squad_windows import Span, Window, answer_text, best_spans, plan_windows
+from fastbert.tasks.squad_windows import Span, Window, answer_text, best_spans
 from fastbert.tasks.training import Best, EvaluationSet
+from fastbert.tasks.windows import plan_windows
 
 
 def squad(*questions, context="the film is good . the book was bad ."):

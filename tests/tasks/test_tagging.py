@@ -16,7 +16,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.tagging import (
     CONVERTERS,
-    chunks,
+    entities_of,
     in_scheme_of,
     letters_of,
     scheme,
@@ -34,10 +34,10 @@ def test_by_hand():
     assert to_iobes(two) == ["B-A", "I-A", "E-A", "O", "B-B", "E-B", "S-B", "O", "S-A"]
     assert to_bilou(two) == ["B-A", "I-A", "L-A", "O", "B-B", "L-B", "U-B", "O", "U-A"]
     for convert in (to_iobes, to_bilou, to_iob1, to_iob2):
-        assert chunks(convert(two)) == [("A", 0, 3), ("B", 4, 6), ("B", 6, 7), ("A", 8, 9)]
+        assert entities_of(convert(two)) == [("A", 0, 3), ("B", 4, 6), ("B", 6, 7), ("A", 8, 9)]
         assert to_iob2(convert(two)) == two
     # After an end another one of the same type begins, whatever its letter.
-    assert chunks(["S-A", "I-A", "E-A", "E-A", "S-A"]) == [("A", 0, 1), ("A", 1, 3), ("A", 3, 4), ("A", 4, 5)]
+    assert entities_of(["S-A", "I-A", "E-A", "E-A", "S-A"]) == [("A", 0, 1), ("A", 1, 3), ("A", 3, 4), ("A", 4, 5)]
 
 
 def sequences(letters: str, count: int, seed: int) -> list[list[str]]:
@@ -50,10 +50,10 @@ def sequences(letters: str, count: int, seed: int) -> list[list[str]]:
 @pytest.mark.parametrize("letters", ["BI", "BIES"])
 def test_any_tags_are_the_entities_of_seqevals_default_mode(letters):
     for tags in sequences(letters, 3000, 1):
-        assert chunks(tags) == [(kind, begin, end + 1) for kind, begin, end in get_entities(tags)], tags
+        assert entities_of(tags) == [(kind, begin, end + 1) for kind, begin, end in get_entities(tags)], tags
         if letters == "BIES":  # which seqeval's default mode reads in these letters alone
             other = [{"E": "L", "S": "U"}.get(tag[0], tag[0]) + tag[1:] for tag in tags]
-            assert chunks(other) == chunks(tags)
+            assert entities_of(other) == entities_of(tags)
 
 
 @pytest.mark.parametrize("name", STRICT)
@@ -93,7 +93,7 @@ def test_no_iob_file_is_taken_for_another(name):
     """Whatever slips of the pen it has, as long as most of its entities are as they should be."""
     for seed in range(300):
         draw, tagged = random.Random(seed), [CONVERTERS[name](tags) for tags in sequences("BI", 6, seed)]
-        count = sum(len(chunks(tags)) for tags in tagged)
+        count = sum(len(entities_of(tags)) for tags in tagged)
         for _ in range(max(count // 3 - 1, 0)):
             tags = draw.choice(tagged)
             tags[draw.randrange(len(tags))] = draw.choice(["S-A", "E-A", "U-A", "L-A", "S-B-C", "E-B-C"])
@@ -166,7 +166,9 @@ def test_tags_without_types_are_scored_as_by_seqeval(tmp_path, convert):
     path = file(tmp_path / "gold.txt", [([f"w{n}" for n, _ in enumerate(tags)], tags) for tags in gold])
     task = registry.get("ner")
     rows = task.read(path)
-    assert [chunks(row.label) for row in rows] == [[(k, b, e + 1) for k, b, e in get_entities(tags)] for tags in gold]
+    assert [entities_of(row.label) for row in rows] == [
+        [(k, b, e + 1) for k, b, e in get_entities(tags)] for tags in gold
+    ]
     predictions = tmp_path / "found.txt"
     for columns in ("{line} {tag}", "{tag}"):
         lines = [
@@ -220,11 +222,11 @@ def test_real_files(shared_data):
     rows = registry.get("ner").read(shared_data / "conll2003" / "eng.testa")
     gold = [row.label for row in rows]
     assert scheme(gold) == "IOB1"
-    spans = [chunks(tags) for tags in gold]
+    spans = [entities_of(tags) for tags in gold]
     for name, convert in CONVERTERS.items():
         tagged = [convert(tags) for tags in gold]
         assert scheme(tagged) == name
-        assert [chunks(tags) for tags in tagged] == spans
+        assert [entities_of(tags) for tags in tagged] == spans
         assert [tuple(to_iob1(tags)) for tags in tagged] == gold
 
 
