@@ -116,6 +116,20 @@ def text_forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
     return (task.text_columns, *(SINGLE if len(task.text_columns) == 1 else PAIRS))
 
 
+def with_own_header(task: TextTask, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of a file. If the first is nothing but another name of the task's text column, it is a header, and is
+    replaced by the task's own; but the only line of a file is a text."""
+    read = list(itertools.islice(lines, 1))
+    others = [form for form in text_forms(task) if form != task.text_columns]
+    if read and (read[0][1].strip(),) in others:
+        for line in lines:
+            read.append(line)
+            if line[1].strip():
+                read[0] = (read[0][0], task.text_columns[0])
+                break
+    return itertools.chain(read, lines)
+
+
 def _labels(task: TextTask) -> tuple[str, ...]:
     """The names that the column of labels may have, in the order in which they are looked for."""
     return (task.label_column,) if task.label_named else tuple(dict.fromkeys((task.label_column, "label")))

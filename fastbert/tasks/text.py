@@ -17,7 +17,7 @@ from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, labels_of, packed
 from .class_labels import exported_label
 from .encoding import encode_texts
-from .exported import NAMED, exported_rows, id_names, naming_column, read_table_of_hub, text_forms
+from .exported import NAMED, exported_rows, id_names, naming_column, read_table_of_hub, text_forms, with_own_header
 from .feature_task import FeatureTask
 from .files import of_rows, read_lines
 from .hub_files import NO_LABEL, is_hub_file, read_records
@@ -131,6 +131,7 @@ class TextTask(FeatureTask):
     def _rows_of_lines(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]], told: int) -> Iterator[Row]:
         """The rows of a file that is not JSON, by the form of its first line; ``told`` is how many bad rows there were
         before this file."""
+        lines = with_own_header(self, lines)
         first = next(lines, None)
         if first is not None and _EXCEL.fullmatch(first[1]):
             first = next(lines, None)

@@ -27,9 +27,8 @@ def read_typed(
     Args:
         path: the file, or ``-`` for standard input.
         lines: the lines of the file, from `read_lines` with the same bad_rows.
-        forms: sets of columns, the task's own first. Since a text may look like JSON, an object is only recognised if
-            it has all columns of one of these. If the first line is nothing but the column of another form than the
-            first, it is a header, and is replaced by the task's own.
+        forms: sets of columns. Since a text may look like JSON, an object is only recognised if it has all columns of
+            one of these.
         bad_rows: what to do with lines or objects that cannot be used.
 
     Returns:
@@ -51,14 +50,6 @@ def read_typed(
         # Lines before it that were not UTF-8 were rows too, and are counted.
         lost = [None] * (read[-1][0] - len(read))
         return itertools.chain(lost, line_records(path, itertools.chain(read, lines), bad_rows)), iter(())
-    elif len(read) == 1 and (first,) in map(tuple, forms) and (first,) != tuple(forms[0]):
-        header, ahead = read, []
-        for line in lines:
-            ahead.append(line)
-            if line[1].strip():
-                header = [(read[0][0], forms[0][0])]
-                break
-        read = header + ahead
     return None, itertools.chain(read, lines)
 
 

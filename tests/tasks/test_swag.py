@@ -101,6 +101,8 @@ def test_bad_rows_are_named_and_swallow_nothing(tmp_path, line, reason):
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"line 1: expected a \.csv header with sent1, sent2, ending0"):
         registry.get("swag").read(write(tmp_path, "sentence\tlabel\na\t1\n"))
+    with pytest.raises(DataError, match=r"line 1: expected a \.csv header with .*, got 'question'"):
+        registry.get("swag").read(write(tmp_path, "question\nWhat?\n"))
     task = registry.get("swag")
     task.bad_rows = BadRows(skip=True)
     path = write(tmp_path, "")
