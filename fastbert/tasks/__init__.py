@@ -11,7 +11,8 @@ Tasks:
     text, classification, regression         what these share: one label for a text or a pair
     squad                                    SQuAD 1.1 and 2.0: squad_files, squad_windows, squad_predictions,
                                              squad_metrics
-    swag                                     any multiple-choice data set: choice_forms, choice_files
+    swag                                     any multiple-choice data set: choice_forms, choice_rows, choice_files,
+                                             choice_conversions
     ner                                      tagged words: conll, conll_columns, conll_words, tagging
 
 Files of rows:

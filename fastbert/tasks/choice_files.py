@@ -13,10 +13,12 @@ from typing import Any
 
 from ..errors import DataError
 from .bad_rows import BadRows, called, numbered
-from .choice_forms import CODAH, LETTERS, label_column
+from .choice_forms import CODAH, LETTERS
+from .choice_rows import label_column
 from .csv_records import csv_records
 from .files import read_lines
 from .hub_files import Record
+from .table_records import of_lines
 
 SUFFIXES = (".txt", ".csv")
 """The suffixes of the files in RACE's and MMLU's directories."""
@@ -97,15 +99,16 @@ def mmlu_records(
 def _of_mmlu(
     path: str | os.PathLike, rows: Iterator[tuple[int, tuple[int, dict[str, str] | None]]], bad_rows: BadRows
 ) -> Iterator[tuple[int, Record | None]]:
-    for index, (number, fields) in rows:
-        where, record = f"{called(path)}, line {number}", None
-        if fields is not None and set(fields) == set(_MMLU):
-            question, *choices, answer = (fields[name] for name in _MMLU)
-            record = Record(where, {"question": question, "choices": choices, "answer": answer})
-        elif fields is not None:
+    for index, record in of_lines(path, rows):
+        if record is None:
+            yield index, None
+        elif set(record.values) == set(_MMLU):
+            question, *choices, answer = (record.values[name] for name in _MMLU)
+            yield index, Record(record.where, {"question": question, "choices": choices, "answer": answer})
+        else:
             columns = "MMLU's six columns (question, four answers, letter), with closed quotes"
-            bad_rows.refuse(f"{where}: expected {columns}, got others")
-        yield index, record
+            bad_rows.refuse(f"{record.where}: expected {columns}, got others")
+            yield index, None
 
 
 def is_codah(line: str) -> bool:

@@ -16,6 +16,7 @@ from ..result_files import atomic_write, written
 from . import metrics
 from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
+from .choice_conversions import OBJECTS, PLACES, apart, values_of
 from .choice_files import (
     codah_records,
     copa_records,
@@ -27,20 +28,8 @@ from .choice_files import (
     mmlu_records,
     with_labels,
 )
-from .choice_forms import (
-    CODAH,
-    FORMS,
-    FULL,
-    OBJECTS,
-    PLACES,
-    REGULAR,
-    SCIQ,
-    apart,
-    label_column,
-    label_of,
-    row_of,
-    values_of,
-)
+from .choice_forms import CODAH, FORMS, FULL, REGULAR, SCIQ
+from .choice_rows import label_column, label_of, row_of
 from .encoding import encode_texts
 from .files import of_rows, read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
