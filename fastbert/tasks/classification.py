@@ -57,13 +57,7 @@ class Classification(TextTask):
         """
         super().restore(config)
         names = [name.lower() for name in class_names(config)]
-        for own in (self.label_names, self.labels):
-            if own is not None and sorted(names) == sorted(name.lower() for name in own):
-                order = [[name.lower() for name in own].index(name) for name in names]
-                self.labels = tuple(self.labels[i] for i in order)
-                self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
-                return
-        if not self.labels:
+        if self._take_order(names) or not self.labels:
             return
         if all(re.fullmatch(r"label_\d+", name) for name in names):
             # Default names. Their number tells nothing either, since a configuration without names has two.
@@ -79,6 +73,17 @@ class Classification(TextTask):
         if len(names) != len(self.labels):
             raise CheckpointError(f"{expected}, got one of {shorten(', '.join(names))}")
         _log.warning("%s, got one of %s: they are taken in this order", expected, shorten(", ".join(names)))
+
+    def _take_order(self, names: Sequence[str]) -> bool:
+        """Puts the labels into the order of a model's class names in lower case; False if these are not the task's."""
+        for own in (self.label_names, self.labels):
+            lower = [name.lower() for name in own or ()]
+            if own is not None and sorted(names) == sorted(lower):
+                order = [lower.index(name) for name in names]
+                self.labels = tuple(self.labels[i] for i in order)
+                self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
+                return True
+        return False
 
     def head(self) -> dict:
         """The configuration of the head: the names of its labels."""

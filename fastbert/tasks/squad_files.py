@@ -307,34 +307,44 @@ def _row(asked: _Asked, impossible: bool, ignore_answers: bool) -> Row:
 
 
 def _answers(question: dict, impossible: bool) -> Answers | None:
-    values, marked = question.get("answers", question.get("answer")), _is_impossible(question.get("is_impossible"))
-    if values is None:
+    """The reference answers of a question; None if the file does not tell them.
+
+    Raises:
+        ValueError: they have another form, or do not belong to the version of the task; says what was expected.
+    """
+    given, marked = question.get("answers", question.get("answer")), _is_impossible(question.get("is_impossible"))
+    if given is None:
         return Answers() if marked and impossible else None
+    values = _listed(given)
+    if not impossible and marked:
+        raise ValueError("expected a question with an answer, got an impossible one, which belongs to squad2")
+    if not impossible and not values:
+        raise ValueError("expected a question with an answer, got one without, as squad2 has them")
+    if marked and any(value["text"].strip() for value in values):
+        raise ValueError("expected no answer to an impossible question, got one")
+    values = [] if marked else values  # some files have an empty text
+    texts, starts = tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values)
+    return Answers(texts, starts, tuple(_detected(question.get("detected_answers"))))
+
+
+def _listed(values: Any) -> list[dict]:
+    """Answers in SQuAD's form, a list of objects, from any of the forms that files have: a text, a list of texts, an
+    object, or an object of lists, as on hubs. Raises ValueError for anything else."""
     if isinstance(values, str):
         values = [values] if values.strip() else []
-    if isinstance(values, list) and all(isinstance(v, str) for v in values):
-        values = [{"text": text} for text in values]
-    if isinstance(values, dict) and isinstance(values.get("text"), list):
-        # A list for each column instead of a list of answers, as on data-set hubs.
+    elif isinstance(values, dict) and isinstance(values.get("text"), list):
         starts = values.get("answer_start")
         starts = starts if isinstance(starts, list) else [None] * len(values["text"])
         if len(starts) != len(values["text"]):
             raise ValueError(f"expected a start for each of {len(values['text'])} answers, got {len(starts)}")
         values = [{"text": text, "answer_start": s} for text, s in zip(values["text"], starts, strict=True)]
-    if isinstance(values, dict):
-        values = [values]  # a single answer that is not in a list
+    elif isinstance(values, dict):
+        values = [values]
+    if isinstance(values, list) and all(isinstance(v, str) for v in values):
+        values = [{"text": text} for text in values]
     if not isinstance(values, list) or not all(isinstance(v, dict) and isinstance(v.get("text"), str) for v in values):
         raise ValueError(f"expected answers with a text each, got {shorten(repr(values))}")
-    if not impossible:
-        if marked:
-            raise ValueError("expected a question with an answer, got an impossible one, which belongs to squad2")
-        if not values:
-            raise ValueError("expected a question with an answer, got one without, as squad2 has them")
-    elif marked and any(v["text"].strip() for v in values):
-        raise ValueError("expected no answer to an impossible question, got one")
-    values = [] if marked else values  # some files have an empty text
-    texts, starts = tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values)
-    return Answers(texts, starts, tuple(_detected(question.get("detected_answers"))))
+    return values
 
 
 def _is_impossible(value: Any) -> bool:
