@@ -14,15 +14,13 @@ from ..errors import InputError
 _log = logging.getLogger("fastbert")
 
 
-def budget_batches(
-    lengths: Sequence[int], token_budget: int, order: Sequence[int] | np.ndarray | None = None
-) -> list[np.ndarray]:
+def budget_batches(lengths: Sequence[int], token_budget: int, order: Sequence[int] | np.ndarray) -> list[np.ndarray]:
     """Divides examples into batches of at most token_budget tokens.
 
     Args:
         lengths: the number of tokens of each example.
         token_budget: the most tokens in a batch.
-        order: indices of examples, in the order in which they are taken; None for that of ``lengths``.
+        order: indices of examples, in the order in which they are taken.
 
     Returns:
         int64 arrays of example indices.
@@ -31,7 +29,7 @@ def budget_batches(
         InputError: an example alone has more tokens than the budget.
     """
     batches, batch, tokens = [], [], 0
-    for index in range(len(lengths)) if order is None else order:
+    for index in order:
         if lengths[index] > token_budget:
             raise InputError(f"the token budget of {token_budget} is below one sequence of {lengths[index]} tokens")
         if tokens + lengths[index] > token_budget:

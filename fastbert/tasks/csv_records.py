@@ -16,7 +16,7 @@ _ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
 """A quote after a backslash that no other backslash escapes."""
 
 
-def csv_fields(text: str, separator: str = ",") -> list[str]:
+def csv_fields(text: str, separator: str) -> list[str]:
     """The fields of a row on one line; empty if it breaks CSV's rules."""
     return _next_row([text], separator)[0]
 

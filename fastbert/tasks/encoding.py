@@ -28,12 +28,12 @@ class EncodedRow:
     truncated: bool
 
 
-def private_copy(tokenizer: Tokenizer, max_seqlen: int | None) -> Tokenizer:
-    """A copy that truncates to max_seqlen and does not pad. These settings are stored in a tokenizer, and the caller's
-    must not change."""
+def private_copy(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy that neither truncates nor pads. These settings are stored in a tokenizer, and the caller's must not
+    change."""
     copy = type(tokenizer).from_str(tokenizer.to_str())
     copy.no_padding()
-    cut_at(copy, max_seqlen)
+    cut_at(copy, None)
     return copy
 
 
@@ -56,7 +56,7 @@ def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqle
     if max_seqlen is not None and max_seqlen < marks:
         raise InputError(f"max_seqlen must be at least {marks}, the number of special tokens, got {max_seqlen}")
     side = side_of(tokenizer)
-    return [_cut(encoding, max_seqlen, side) for encoding in encodings_of(inputs, private_copy(tokenizer, None))]
+    return [_cut(encoding, max_seqlen, side) for encoding in encodings_of(inputs, private_copy(tokenizer))]
 
 
 def _cut(encoding: Encoding, max_seqlen: int | None, side: str) -> EncodedRow:

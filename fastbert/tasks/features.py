@@ -98,7 +98,7 @@ def token_features(
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     limit = model.config.max_position_embeddings
-    encoder, side = private_copy(tokenizer, None), side_of(tokenizer)
+    encoder, side = private_copy(tokenizer), side_of(tokenizer)
     start = 1
     for window in chunks(texts, WINDOW):
         rows = [_tokens(encoding, limit if truncate else None, side) for encoding in encoder.encode_batch(window)]

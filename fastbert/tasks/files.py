@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DataError, InputError
 from ..text_files import binary_lines, check_text_file, decode_text, opened
 from .bad_rows import STRICT, BadRows, called
-
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, str]]:
@@ -65,37 +62,6 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
             bad_rows.refuse(f"{name}, line {number}: expected {expected}, got {got}")
             continue
         yield number, text
-
-
-def read_json_lines(
-    path: str | os.PathLike, bad_rows: BadRows = STRICT, lines: Iterable[tuple[int, str]] | None = None
-) -> Iterator[tuple[int, dict]]:
-    """The objects of a JSON-lines file with their line numbers; empty lines are skipped.
-
-    Args:
-        path: the file; ``-`` for standard input.
-        bad_rows: what to do with lines that are not JSON objects.
-        lines: the file's lines, from `read_lines` with the same bad_rows; None to read them here.
-    """
-    where = called(path)
-    for number, line in read_lines(path, bad_rows) if lines is None else lines:
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if _SURROGATE.search(line):
-                check_text(json.dumps(row, ensure_ascii=False))
-        except json.JSONDecodeError as error:
-            got = f"got an error in it: {error.msg}"
-            bad_rows.refuse(f"{where}, line {number}: expected a JSON object in one line, {got}")
-            continue
-        except (ValueError, RecursionError) as error:
-            bad_rows.refuse(f"{where}, line {number}: expected a JSON object, got {error}")
-            continue
-        if not isinstance(row, dict):
-            bad_rows.refuse(f"{where}, line {number}: expected a JSON object, got {type(row).__name__}")
-            continue
-        yield number, row
 
 
 def load_json(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> tuple[Any, str]:

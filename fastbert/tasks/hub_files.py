@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from ..parquet_files import SUFFIXES as PARQUET
 from ..parquet_files import opened_parquet
 from ..text_files import opened, without_gz
 from .bad_rows import STRICT, BadRows, called
-from .files import check_text, load_json, read_json_lines, read_lines
+from .files import check_text, load_json, read_lines
 from .tables import check_once
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -20,6 +21,7 @@ NO_LABEL = ("-1", "-1.0")
 """What data-set hubs have in place of labels in test files."""
 BATCH = 1024
 """How many rows of a Parquet file are converted to Python objects at a time."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,36 @@ def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT, places: Se
         yield from _parquet(path, bad_rows)
         return
     if _is_list(path):
-        yield from list_records(path, load_json(path, bad_rows)[0], bad_rows, places)
+        yield from json_list_records(path, load_json(path, bad_rows)[0], bad_rows, places)
     else:
-        yield from line_records(path, read_lines(path, bad_rows), bad_rows)
+        yield from json_line_records(path, read_lines(path, bad_rows), bad_rows)
 
 
-def line_records(
-    path: str | os.PathLike, lines: Iterable[tuple[int, str]], bad_rows: BadRows = STRICT
-) -> Iterator[Record]:
-    """The rows of JSON lines, which are given with their numbers."""
-    for number, values in read_json_lines(path, bad_rows, lines):
-        yield Record.of(f"{called(path)}, line {number}", values)
+def json_line_records(path: str | os.PathLike, lines: Iterable[tuple[int, str]], bad_rows: BadRows) -> Iterator[Record]:
+    """The objects of JSON lines, which are given with their numbers; empty lines are skipped, and anything but an
+    object is a bad row."""
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where = f"{called(path)}, line {number}"
+        try:
+            row = json.loads(line)
+            if _SURROGATE.search(line):
+                check_text(json.dumps(row, ensure_ascii=False))
+        except json.JSONDecodeError as error:
+            bad_rows.refuse(f"{where}: expected a JSON object in one line, got an error in it: {error.msg}")
+            continue
+        except (ValueError, RecursionError) as error:
+            bad_rows.refuse(f"{where}: expected a JSON object, got {error}")
+            continue
+        if not isinstance(row, dict):
+            bad_rows.refuse(f"{where}: expected a JSON object, got {type(row).__name__}")
+            continue
+        yield Record.of(where, row)
 
 
-def list_records(
-    path: str | os.PathLike, values: list, bad_rows: BadRows = STRICT, places: Sequence[str] = ()
+def json_list_records(
+    path: str | os.PathLike, values: list, bad_rows: BadRows, places: Sequence[str] = ()
 ) -> Iterator[Record]:
     """The rows of a JSON list, numbered from 1. Anything but an object, or a list of ``places`` (see `read_records`),
     is a bad row."""

@@ -57,7 +57,7 @@ class Transform:
                 f"max_seqlen must hold the {special} tokens that a transform adds and one of each text, at least "
                 f"{special + most}, got {max_seqlen}"
             )
-        encoder, side = private_copy(tokenizer, None), side_of(tokenizer)
+        encoder, side = private_copy(tokenizer), side_of(tokenizer)
         inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
         made = []
         for row, encoding in zip(texts, encodings_of(inputs, encoder, add_special_tokens=False), strict=True):

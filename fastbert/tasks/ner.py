@@ -261,7 +261,7 @@ def _named(row: Row, spans: Iterable[tuple[str, int, int]]) -> Iterator[str]:
 def _pieces(rows: Sequence[Row], tokenizer) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each row the ids of its sub-tokens, and (words,) the index at which each word begins. A word of which the
     tokenizer leaves nothing (control characters) becomes [UNK], since it too needs a tag."""
-    encoder = with_prefix_space(private_copy(tokenizer, None))
+    encoder = with_prefix_space(private_copy(tokenizer))
     unknown = tokenizer.token_to_id(names_of(tokenizer).unk_token)
     found = []
     sentences = [list(row.texts) for row in rows]

@@ -16,7 +16,7 @@ from ..text_files import without_gz
 from .bad_rows import BadRows, called
 from .base import Row
 from .files import check_text, load_json, parse_json, read_lines, shorten
-from .hub_files import Record, is_hub_file, list_records, read_records
+from .hub_files import Record, is_hub_file, json_list_records, read_records
 from .typed import TYPED, has_form, json_or_none, read_typed
 
 _LINES = (("question", "context"), ("context", "qas"), ("header",), ("question", "plot"), ("plot", "qa"))
@@ -228,7 +228,7 @@ def _of_json(path: str | os.PathLike, value: Any, text: str, bad_rows: BadRows) 
     """Questions in SQuAD's own form, or in a list as on hubs; ``value`` is what the JSON text of a file holds."""
     listed = value["data"] if _is_flat(value) else value
     if isinstance(listed, list) and listed:
-        yield from _of_records(list_records(path, listed, bad_rows), bad_rows)
+        yield from _of_records(json_list_records(path, listed, bad_rows), bad_rows)
         return
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         got = _described(value)

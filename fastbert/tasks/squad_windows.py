@@ -52,7 +52,7 @@ class Window:
 
 def encode_unique(texts: Sequence[str], tokenizer) -> dict[str, Text]:
     """The tokens of every distinct text, by text."""
-    encoder, found = private_copy(tokenizer, None), {}
+    encoder, found = private_copy(tokenizer), {}
     unique = list(dict.fromkeys(texts))
     for text, encoding in zip(unique, encodings_of(unique, encoder, add_special_tokens=False), strict=True):
         offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)

@@ -13,7 +13,7 @@ from ..text_files import without_gz
 from .bad_rows import BadRows, called
 from .exported import PAIRS, SINGLE
 from .files import read_lines, shorten
-from .hub_files import JSON_LINES, Record, line_records, list_records
+from .hub_files import JSON_LINES, Record, json_line_records, json_list_records
 
 TYPED = "-"
 _NO_LINES = (".csv", ".tsv", *JSON_LINES)
@@ -45,11 +45,11 @@ def read_typed(
         read += lines
         values = json_or_none("\n".join(text for _, text in read))
         if isinstance(values, list) and values and has_form(values[0], forms):
-            return list_records(path, values, bad_rows), iter(())
+            return json_list_records(path, values, bad_rows), iter(())
     elif has_form(json_or_none(first), forms):
         # Lines before it that were not UTF-8 were rows too, and are counted.
         lost = [None] * (read[-1][0] - len(read))
-        return itertools.chain(lost, line_records(path, itertools.chain(read, lines), bad_rows)), iter(())
+        return itertools.chain(lost, json_line_records(path, itertools.chain(read, lines), bad_rows)), iter(())
     return None, itertools.chain(read, lines)
 
 

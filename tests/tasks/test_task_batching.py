@@ -26,7 +26,7 @@ def test_training_batches_cover_all_once_and_repeat(budget):
 
 
 def test_a_budget_may_be_filled():
-    assert [list(b) for b in budget_batches([3, 5, 2, 8, 1], 8)] == [[0, 1], [2], [3], [4]]
+    assert [list(b) for b in budget_batches([3, 5, 2, 8, 1], 8, range(5))] == [[0, 1], [2], [3], [4]]
 
 
 def test_evaluation_batches_are_longest_first():
@@ -39,7 +39,7 @@ def test_evaluation_batches_are_longest_first():
 
 def test_a_sequence_over_the_budget_is_an_error():
     with pytest.raises(InputError, match="the token budget of 4 is below one sequence of 5 tokens"):
-        budget_batches([3, 5], 4)
+        budget_batches([3, 5], 4, range(2))
     assert [list(b) for b in evaluation_batches([3, 5], 4)] == [[1], [0]]
     for budget in (0, -1):
         with pytest.raises(InputError, match=f"token_budget must be at least 1, got {budget}"):

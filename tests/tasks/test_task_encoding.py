@@ -72,7 +72,7 @@ def test_chunks_change_no_example_and_examples_are_arrays(name, tokenizer, monke
 @pytest.mark.parametrize("side", SIDES)
 def test_texts_and_pairs_are_cut_as_the_library_cuts_them(side, tokenizer):
     rng, words = np.random.default_rng(1), tiny_bert.WORDS.split()
-    cutter = encoding.private_copy(tokenizer, None)
+    cutter = encoding.private_copy(tokenizer)
     rows = [
         tuple(" ".join(rng.choice(words, size)) for size in rng.integers(0, 9, count))
         for count in (1, 2)
@@ -96,8 +96,8 @@ def test_what_is_cut_off_of_a_pair_is_not_kept(made_by, tokenizer, monkeypatch):
     kept, texts = [], ("the film is good . " * 20, "a book " * 30)
 
     class Watched:
-        def __init__(self, *arguments):
-            self.encoder = private_copy(*arguments)
+        def __init__(self, tokenizer):
+            self.encoder = private_copy(tokenizer)
 
         def encode_batch(self, inputs, **options):
             found = self.encoder.encode_batch(inputs, **options)

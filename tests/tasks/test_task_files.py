@@ -10,7 +10,8 @@ from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
-from fastbert.tasks.files import of_rows, read_json_lines, read_lines
+from fastbert.tasks.files import of_rows, read_lines
+from fastbert.tasks.hub_files import Record, read_records
 from fastbert.tasks.results import results_name
 
 
@@ -113,11 +114,11 @@ def test_json_lines_name_the_line(tmp_path):
     path = tmp_path / "f.jsonl"
     path.write_text('{"a": 1}\n\n[1]\n', encoding="utf-8")
     with pytest.raises(DataError, match="line 3: expected a JSON object, got list"):
-        list(read_json_lines(path))
+        list(read_records(path))
     # An object of several lines, as JSON is often published.
     path.write_text('{\n  "a": 1\n}\n', encoding="utf-8")
     with pytest.raises(DataError, match="line 1: expected a JSON object in one line, got an error in it: Expecting"):
-        list(read_json_lines(path))
+        list(read_records(path))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +133,9 @@ def test_json_that_python_cannot_use_is_a_bad_row(tmp_path, line, reason):
     path = tmp_path / "f.jsonl"
     path.write_text('{"text": "whole \\ud83d\\ude00"}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=rf"line 2: expected a JSON object, {reason}"):
-        list(read_json_lines(path))
+        list(read_records(path))
     bad = BadRows(skip=True)
-    assert list(read_json_lines(path, bad)) == [(1, {"text": "whole \U0001f600"})]
+    assert list(read_records(path, bad)) == [Record(f"{path}, line 1", {"text": "whole \U0001f600"})]
     assert len(bad.reasons) == 1
 
 

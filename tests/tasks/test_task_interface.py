@@ -60,7 +60,9 @@ class Tagging(JsonTask):
     name, metrics = "tagging", ("accuracy",)
 
     def encode(self, rows, tokenizer, max_seqlen):
-        encodings = private_copy(tokenizer, max_seqlen).encode_batch([row.texts for row in rows], is_pretokenized=True)
+        encoder = private_copy(tokenizer)
+        encoder.enable_truncation(max_seqlen)
+        encodings = encoder.encode_batch([row.texts for row in rows], is_pretokenized=True)
         return [self._example(i, row, e) for i, (row, e) in enumerate(zip(rows, encodings, strict=True))]
 
     def _example(self, index, row, encoding):
