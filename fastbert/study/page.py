@@ -180,7 +180,7 @@ def _places(results: dict, key: str) -> set[int]:
     return {pretraining["steps"] for pretraining in found if pretraining["keys"][0] == key}
 
 
-def _pretraining_line(name: str, found: dict, counted: float, rate: float) -> tuple[str, ...]:
+def _pretraining_line(name: str, found: dict, unigram_loss: float, rate: float) -> tuple[str, ...]:
     tokens = f"{statistics.fmean(found['tokens']):,.0f}"
     pairs = f"{100 * statistics.fmean(found['next_sentence']):.1f} %" if found["next_sentence"] else ""
     places = sorted(set(found.get("weights_of_step", [])))  # static vectors have none
@@ -193,7 +193,7 @@ def _pretraining_line(name: str, found: dict, counted: float, rate: float) -> tu
         spread(*_over(found["losses"]), 3),
         f"{statistics.fmean(found['unigram_entropies']):.3f}",
         _margin(found["margins"]),
-        _margin([counted - loss for loss in found["losses"]]),
+        _margin([unigram_loss - loss for loss in found["losses"]]),
         f"{100 * statistics.fmean(found['accuracies']):.1f} %",
         pairs,
         f"{rate:,.0f}",

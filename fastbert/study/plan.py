@@ -16,6 +16,7 @@ from ..train.model_and_data import open_data
 from ..wording import counted, duration
 from . import cells
 from .cells import Cell
+from .definition import TaskSpec
 from .pretrained import Wanted
 from .run import Work
 
@@ -151,23 +152,22 @@ def _finetuning(cell: Cell, rate: float, data: Path) -> Part:
     return Part(trained, seconds, seconds if cell.result() is not None else 0.0)
 
 
-_counted: dict = {}
+_known_tokens: dict[tuple, tuple[int, int]] = {}
 
 
-def _tokens(spec, cell: Cell, data: Path) -> tuple[int, int]:
+def _tokens(spec: TaskSpec, cell: Cell, data: Path) -> tuple[int, int]:
     """The tokens of the training and of the dev rows of a task, with the study's own vocabulary."""
     place = (spec.task, cell.train, cell.dev, spec.dev_share, spec.train_rows, spec.dev_rows, str(spec.finetune), data)
-    if place not in _counted:
+    if place not in _known_tokens:
         task, train, dev = cells.rows_of(dataclasses.replace(cell, task=spec))
         config = spec.config(cell.seed)
         task.configure(config)
         tokenizer = load_tokenizer(data)
-        lengths = [
+        _known_tokens[place] = tuple(
             sum(example.num_tokens for example in task.encode(rows, tokenizer, config.max_seqlen))
             for rows in (train, dev)
-        ]
-        _counted[place] = tuple(lengths)
-    return _counted[place]
+        )
+    return _known_tokens[place]
 
 
 def _lstm_sizes(cell: Cell) -> tuple[int, int]:

@@ -124,8 +124,8 @@ def execute(
         KeyboardInterrupt, SystemExit: a signal came; finished results are kept, and a pre-training has saved a
             checkpoint.
     """
-    models, left = work.missing
-    total = len(models) + len(left)
+    left = _Left(*work.missing)
+    total = len(left)
     if not total:
         return
     counter = itertools.count(1)
@@ -139,9 +139,9 @@ def execute(
     with removed_on_sigterm():
         if jobs == 1:
             with with_threads(threads):
-                _in_turn(models, left, begun, told)
+                _in_turn(left, begun, told)
         else:
-            _side_by_side(models, left, min(jobs, total), threads, begun, told)
+            _side_by_side(left, min(jobs, total), threads, begun, told)
 
 
 def _name(job: Wanted | Cell, work: Work) -> str:
@@ -153,26 +153,37 @@ def _name(job: Wanted | Cell, work: Work) -> str:
     return f"{rows}: pre-training {job.name}, seed {job.config.seed}"
 
 
-def _in_turn(
-    models: Sequence[Wanted],
-    left: Sequence[Cell],
-    begun: Callable[[Wanted | Cell], None],
-    told: Callable[[str], None],
-) -> None:
-    unmade, models, left = {model.key for model in models}, list(models), list(left)
-    while (job := _next(models, left, unmade)) is not None:
+class _Left:
+    """The jobs that are left. Cells whose model is made come first, so that an interruption leaves complete seeds."""
+
+    def __init__(self, models: Sequence[Wanted], cells: Sequence[Cell]) -> None:
+        self._models, self._cells = list(models), list(cells)
+        self._unmade = {model.key for model in models}
+
+    def __len__(self) -> int:
+        return len(self._models) + len(self._cells)
+
+    def take(self) -> Wanted | Cell | None:
+        """Removes and returns the next job that can be done now; None if there is none."""
+        for place, cell in enumerate(self._cells):
+            if cell.model.key not in self._unmade:
+                return self._cells.pop(place)
+        return self._models.pop(0) if self._models else None
+
+    def done(self, job: Wanted | Cell) -> None:
+        """To be called when a job is done; after a model, its cells can be done."""
+        self._unmade.discard(job.key)
+
+
+def _in_turn(left: _Left, begun: Callable[[Wanted | Cell], None], told: Callable[[str], None]) -> None:
+    while (job := left.take()) is not None:
         begun(job)
         told(_line(job, _make(job)))
-        unmade.discard(job.key)
+        left.done(job)
 
 
 def _side_by_side(
-    models: Sequence[Wanted],
-    left: Sequence[Cell],
-    jobs: int,
-    threads: int,
-    begun: Callable[[Wanted | Cell], None],
-    told: Callable[[str], None],
+    left: _Left, jobs: int, threads: int, begun: Callable[[Wanted | Cell], None], told: Callable[[str], None]
 ) -> None:
     import multiprocessing
 
@@ -181,13 +192,11 @@ def _side_by_side(
     ends = context.RawValue("b", 0)  # without a lock, which a killed process would keep
     for number in range(jobs):
         numbers.put(number)
-    unmade, models, left = {model.key for model in models}, list(models), list(left)
     pool = ProcessPoolExecutor(jobs, context, _initialise, (threads, numbers, started, ends))
     running: dict[Future, Wanted | Cell] = {}
     try:
-        while models or left or running:
-            # Cells whose model exists come first, as in `_in_turn`, so that an interruption leaves complete seeds.
-            while len(running) < jobs and (job := _next(models, left, unmade)) is not None:
+        while left or running:
+            while len(running) < jobs and (job := left.take()) is not None:
                 with held_signals():  # it starts processes, and a submitted job must be recorded as running
                     running[pool.submit(_do, job)] = job
                 begun(job)
@@ -196,7 +205,7 @@ def _side_by_side(
             for future in done:
                 job = running.pop(future)
                 told(_line(job, future.result()))
-                unmade.discard(job.key)
+                left.done(job)
     except BrokenProcessPool:
         raise DataError("a process of the study was killed (out of memory?); the same command continues") from None
     finally:
@@ -212,14 +221,6 @@ def _interrupt(started) -> None:
         while True:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(started.get(timeout=0.1), signal.SIGINT)
-
-
-def _next(models: list[Wanted], left: list[Cell], unmade: set[str]) -> Wanted | Cell | None:
-    """Removes and returns the next job that can be done now; None if there is none."""
-    for place, cell in enumerate(left):
-        if cell.model.key not in unmade:
-            return left.pop(place)
-    return models.pop(0) if models else None
 
 
 def _do(job: Wanted | Cell) -> dict:

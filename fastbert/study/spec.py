@@ -138,25 +138,22 @@ def _tasks(given: Any, defaults: dict, path: Path) -> tuple[TaskSpec, ...]:
 def _rows(given: Any, path: Path) -> tuple[RowSpec, ...]:
     if not isinstance(given, list) or not given or not all(isinstance(row, dict) and "name" in row for row in given):
         raise InputError(f"{path}: expected rows, a list of mappings each with a name, got {given!r:.60}")
-    rows = []
-    for row in given:
-        where = f"{path}, row {row['name']!r}"
-        values = dict(row)
-        keep, paper = values.pop("keep", None) or [], values.pop("paper", None) or {}
-        if not isinstance(keep, list) or not isinstance(paper, dict):
-            raise InputError(
-                f"{where}: expected keep, a list, and paper, a mapping, got {keep!r:.60} and {paper!r:.60}"
-            )
-        keep, paper = tuple(keep), {str(k): v for k, v in paper.items()}
-        if not all(type(v) in (int, float) and math.isfinite(v) for v in paper.values()):
-            raise InputError(f"{where}: expected numbers in paper, got {paper!r:.60}")
-        if not all(isinstance(share, int | float) and 0 < share < 1 for share in keep):
-            raise InputError(f"{where}: expected shares between 0 and 1 in keep, got {keep!r:.60}")
-        _check_line("name", row["name"], where)
-        rows.append(
-            RowSpec(**fitted_options({**values, "name": str(row["name"])}, RowSpec, where), keep=keep, paper=paper)
-        )
-    return tuple(rows)
+    return tuple(_row(row, f"{path}, row {row['name']!r}") for row in given)
+
+
+def _row(given: dict, where: str) -> RowSpec:
+    values = dict(given)
+    keep, paper = values.pop("keep", None) or [], values.pop("paper", None) or {}
+    if not isinstance(keep, list) or not isinstance(paper, dict):
+        raise InputError(f"{where}: expected keep, a list, and paper, a mapping, got {keep!r:.60} and {paper!r:.60}")
+    paper = {str(column): figure for column, figure in paper.items()}
+    if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in paper.values()):
+        raise InputError(f"{where}: expected numbers in paper, got {paper!r:.60}")
+    if not all(isinstance(share, int | float) and 0 < share < 1 for share in keep):
+        raise InputError(f"{where}: expected shares between 0 and 1 in keep, got {tuple(keep)!r:.60}")
+    _check_line("name", values["name"], where)
+    options = fitted_options({**values, "name": str(values["name"])}, RowSpec, where)
+    return RowSpec(**options, keep=tuple(keep), paper=paper)
 
 
 def _check_line(what: str, name: Any, where: str) -> None:
