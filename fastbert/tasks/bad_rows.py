@@ -96,7 +96,7 @@ def numbered(rows: Iterable[T], bad_rows: BadRows, start: int = 0) -> Iterator[t
         number, told = number + 1, len(bad_rows.reasons)
 
 
-def some(rows: Iterable[T], path: str | os.PathLike, bad_rows: BadRows) -> Iterator[T]:
+def at_least_one(rows: Iterable[T], path: str | os.PathLike, bad_rows: BadRows) -> Iterator[T]:
     """Yields the rows; raises DataError at the end if there was none."""
     none = True
     for row in rows:

@@ -18,7 +18,7 @@ from .choice_rows import label_column
 from .csv_records import csv_records
 from .files import read_lines
 from .hub_files import Record
-from .table_records import of_lines
+from .table_records import to_records
 
 SUFFIXES = (".txt", ".csv")
 """The suffixes of the files in RACE's and MMLU's directories."""
@@ -99,7 +99,7 @@ def mmlu_records(
 def _of_mmlu(
     path: str | os.PathLike, rows: Iterator[tuple[int, tuple[int, dict[str, str] | None]]], bad_rows: BadRows
 ) -> Iterator[tuple[int, Record | None]]:
-    for index, record in of_lines(path, rows):
+    for index, record in to_records(path, rows):
         if record is None:
             yield index, None
         elif set(record.values) == set(_MMLU):

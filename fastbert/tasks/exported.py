@@ -22,7 +22,7 @@ from .class_labels import check_class_names, say_if_number
 from .csv_records import csv_records
 from .files import shorten
 from .hub_files import Record
-from .table_records import fields_of, of_lines, tab_records, table_records
+from .table_records import fields_of, tab_records, table_records, to_records
 from .tables import check_once
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _numbered_columns(
             f"{called(path)}, line {first[0]}: expected at least {last} columns without a header, separated by tabs "
             f"or, in a .csv, by commas, got {count or 'a quote that is not closed'}: {shorten(first[1])!r}"
         )
-    return of_lines(path, rows)
+    return to_records(path, rows)
 
 
 def _row(task: TextTask, index: int, record: Record) -> Row:

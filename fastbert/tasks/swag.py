@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..result_files import atomic_write, written
 from . import metrics
-from .bad_rows import called, numbered, some
+from .bad_rows import at_least_one, called, numbered
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
 from .choice_conversions import OBJECTS, PLACES, apart, values_of
 from .choice_files import (
@@ -71,10 +71,10 @@ class SWAG(Task):
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
         if not os.path.isdir(path):
-            return some(self._read(path), path, self.bad_rows)
+            return at_least_one(self._read(path), path, self.bad_rows)
         found = itertools.chain.from_iterable(map(self._read, files_of(path)))
         rows = (dataclasses.replace(row, id=str(index)) for index, row in numbered(found, self.bad_rows))
-        return some(rows, path, self.bad_rows)
+        return at_least_one(rows, path, self.bad_rows)
 
     def _read(self, path: str | os.PathLike) -> Iterator[Row]:
         self.label_columns = None

@@ -37,13 +37,13 @@ def table_records(
     """
     lines = rows_below(header, lines, columns, path, bad_rows)
     if separator == "\t":
-        return of_lines(path, numbered(tab_records(lines, columns), bad_rows))
+        return to_records(path, numbered(tab_records(lines, columns), bad_rows))
     # Not by `numbered`: lines are read ahead, so that lines are refused before earlier rows are yielded. csv_records
     # yields None for them instead.
-    return of_lines(path, enumerate(csv_records(lines, columns, separator, header[0])))
+    return to_records(path, enumerate(csv_records(lines, columns, separator, header[0])))
 
 
-def of_lines(
+def to_records(
     path: str | os.PathLike, rows: Iterator[tuple[int, tuple[int, dict[str, str] | None]]]
 ) -> Iterator[tuple[int, Record | None]]:
     """Records, or None, for rows with the numbers of their lines."""

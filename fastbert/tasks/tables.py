@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
-from .bad_rows import STRICT, BadRows, called, some
+from .bad_rows import STRICT, BadRows, at_least_one, called
 from .files import read_lines, shorten
 
 
@@ -104,7 +104,7 @@ def read_table(
     # Rows are counted from the line after the header, or from the first line if there is no header.
     last = 0 if pending else first[0]
     rows = _rows(path, itertools.chain(pending, lines), last, columns, kept, extra, bad_rows)
-    return Table(kept, some(rows, path, bad_rows), f"{path}, line {first[0]}", columns)
+    return Table(kept, at_least_one(rows, path, bad_rows), f"{path}, line {first[0]}", columns)
 
 
 def _rows(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.special_tokens import has_types
 from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
-from .bad_rows import called, numbered, some
+from .bad_rows import at_least_one, called, numbered
 from .base import Example, LabelColumns, Row, labels_of, packed
 from .class_labels import exported_label
 from .encoding import encode_texts
@@ -110,7 +110,7 @@ class TextTask(FeatureTask):
         return list(self.rows(path))
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
-        return some(self._rows(path), path, self.bad_rows)
+        return at_least_one(self._rows(path), path, self.bad_rows)
 
     def _rows(self, path: str | os.PathLike) -> Iterator[Row]:
         told = len(self.bad_rows.reasons)
