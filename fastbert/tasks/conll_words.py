@@ -3,6 +3,7 @@ from what is there instead."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import re
@@ -91,17 +92,18 @@ class _Words:
         """The number of columns of the first line."""
         return len(self.fields[0])
 
-    @property
+    @functools.cached_property
     def words(self) -> list[str]:
         """The first column, which is to have the words."""
         return [of_line[0] for of_line in self.fields]
 
-    @property
+    @functools.cached_property
     def may_be_behind(self) -> bool:
         """Whether the words may be in a later column. Of two columns the first may be words that are numbers, if the
         second has tags; GermEval's test file has none."""
-        tagged = sum(_is_any_tag(last) for *_, last in self.fields)
-        return self.width > 2 or (self.width == 2 and 2 * tagged < len(self.fields))
+        if self.width != 2:
+            return self.width > 2
+        return 2 * sum(_is_any_tag(last) for *_, last in self.fields) < len(self.fields)
 
 
 def check_words(path: str, lines: Lines, columns: Columns) -> None:
