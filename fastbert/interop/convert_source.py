@@ -26,6 +26,24 @@ _log = logging.getLogger("fastbert")
 # Layers below the classifier in heads other than BERT's: DistilBERT's, ELECTRA's, and the BiLSTM on frozen features.
 # Such a classifier is meaningless on BERT's states, even if it has the same width.
 _BEFORE_A_CLASSIFIER = ("pre_classifier.weight", "sequence_summary.summary.weight", "lstm.weight_ih_l0")
+# The heads for a task, and the tensor by which each is recognised.
+_TASK_HEADS = {
+    "BertForSequenceClassification": "classifier.weight",
+    "BertForTokenClassification": "classifier.weight",
+    "BertForMultipleChoice": "classifier.weight",
+    "BertForQuestionAnswering": "qa_outputs.weight",
+}
+# The classes, and the tensors that a file of each has; of a file that fits several it is the first. With a pooler, a
+# classifier is taken for one of whole texts.
+_CLASSES = (
+    ("BertForPreTraining", ("cls.predictions.bias", "cls.seq_relationship.weight")),
+    ("BertForMaskedLM", ("cls.predictions.bias",)),
+    ("BertForNextSentencePrediction", ("cls.seq_relationship.weight",)),
+    ("BertForQuestionAnswering", ("qa_outputs.weight",)),
+    ("BertForSequenceClassification", ("classifier.weight", "bert.pooler.dense.weight")),
+    ("BertForTokenClassification", ("classifier.weight",)),
+    ("BertModel", ()),
+)
 _CONFIGS = ("config.json", "bert_config.json")
 
 
@@ -69,8 +87,9 @@ def read_model(source, config=None) -> Source:
     described = home if config is None else Path(config)
     state = canonical_keys(as_bert(state, described))
     values = _read_config(described)
-    name, changes = _architecture(values, state)
-    settings = BertConfig.from_dict(values, **changes, **_padded_vocabulary(values, state))
+    name = _head_class(values, state)
+    changes = {**_num_labels(name, values, state), **_padded_vocabulary(values, state)}
+    settings = BertConfig.from_dict(values, **changes)
     check_unquantized(settings, source)
     with torch.device("meta"):
         if name == "BertModel":
@@ -115,32 +134,26 @@ def _read_config(path: Path) -> dict[str, Any]:
     return read_bert_config(path).to_dict()
 
 
-def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
-    """The class of the head in the file, and changes to its configuration. Of several heads it is the one for a task
-    that the configuration names, else that of pre-training."""
+def _head_class(values: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
+    """The class of the head in the file. Of several heads it is the one for a task that the configuration names, else
+    the first of `_CLASSES`."""
     listed = values.get("architectures")
-    named = listed[0] if isinstance(listed, list) and listed else None
-    heads = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
-    classifies = "classifier.weight" in state and not any(name in state for name in _BEFORE_A_CLASSIFIER)
-    named_classifier = classifies and named in heads
-    answers = "qa_outputs.weight" in state and not named_classifier
-    mlm, nsp = (f"cls.{part}" in state for part in ("predictions.bias", "seq_relationship.weight"))
-    if (mlm or nsp) and not named_classifier and not (answers and named == "BertForQuestionAnswering"):
-        return (
-            "BertForPreTraining" if mlm and nsp else "BertForMaskedLM" if mlm else "BertForNextSentencePrediction"
-        ), {}
-    if answers:
-        return "BertForQuestionAnswering", {}
-    if not classifies:
-        return "BertModel", {}
-    # Three heads use the same name for their layer. The configuration's class name decides; without one, a pooler means
-    # that the head classifies whole texts.
-    pooled = "bert.pooler.dense.weight" in state
-    name = named if named in heads else heads[0] if pooled else heads[1]
-    if name == "BertForMultipleChoice" or state["classifier.weight"].dim() != 2:  # such a shape is refused later
-        return name, {}
-    labels = state["classifier.weight"].shape[0]
-    return name, {} if len(values.get("id2label") or ()) == labels else {"num_labels": labels}
+    named = str(listed[0]) if isinstance(listed, list) and listed else ""
+    tensors = set(state)
+    if not tensors.isdisjoint(_BEFORE_A_CLASSIFIER):
+        tensors.discard("classifier.weight")
+    if _TASK_HEADS.get(named) in tensors:
+        return named
+    return next(name for name, needed in _CLASSES if tensors.issuperset(needed))
+
+
+def _num_labels(name: str, values: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, int]:
+    """The num_labels of a classifier whose configuration names another number of labels; empty for any other model."""
+    weight = state.get("classifier.weight")
+    if name not in ("BertForSequenceClassification", "BertForTokenClassification") or weight.dim() != 2:
+        return {}  # another shape is refused later
+    labels = weight.shape[0]
+    return {} if len(values.get("id2label") or ()) == labels else {"num_labels": labels}
 
 
 def _padded_vocabulary(values: dict[str, Any], state: Mapping[str, Tensor]) -> dict[str, int]:
