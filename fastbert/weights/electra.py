@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ MODEL_TYPES = ("electra",)
 
 # transformers' defaults for fields that a config.json lacks: the sizes of the small model.
 _DEFAULTS = {"embedding_size": 128, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
-_CLASS = re.compile(r"Electra(Model|For\w+)")
 _PREFIX = "electra."
 
 
@@ -28,8 +26,6 @@ def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
     narrow, hidden = ours.pop("embedding_size"), ours["hidden_size"]
     if narrow != hidden:
         raise InputError(f"embedding_size must be hidden_size, {hidden}, for a BERT to be made of it, got {narrow}")
-    if isinstance(ours.get("architectures"), list):
-        ours["architectures"] = [_CLASS.sub(r"Bert\1", str(name)) for name in ours["architectures"]]
     return ours
 
 

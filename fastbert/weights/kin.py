@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..model_config import read_config_file
 from . import distilbert, electra, roberta
+
+_CLASS = re.compile(r"(?:DistilBert|Electra|XLMRoberta|Roberta|Camembert)(Model|For\w+)")
 
 
 def read_bert_config(directory: str | os.PathLike) -> BertConfig:
@@ -36,10 +39,13 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
 
 
 def _bert_values(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    for family in (distilbert, electra, roberta):
-        if kind in family.MODEL_TYPES:
-            return family.bert_values(values)
-    return values
+    family = next((family for family in (distilbert, electra, roberta) if kind in family.MODEL_TYPES), None)
+    if family is None:
+        return values
+    ours = family.bert_values(values)
+    if isinstance(ours.get("architectures"), list):
+        ours["architectures"] = [_CLASS.sub(r"Bert\1", str(name)) for name in ours["architectures"]]
+    return ours
 
 
 def as_bert(state: Mapping[str, Tensor], config: Path) -> Mapping[str, Tensor]:

@@ -3,7 +3,6 @@ after those of pads, in having a single token type, and in the names of the mask
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
 
 # transformers' defaults for fields that a config.json lacks.
 DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "max_position_embeddings": 512, "type_vocab_size": 2}
-_CLASS = re.compile(r"(?:XLMRoberta|Roberta|Camembert)(Model|For\w+)")
 _PREFIX = "roberta."
 _POSITIONS, _TYPES = (f"embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
 # Its heads compute the same as BERT's. The one for sequences includes the layer that is BERT's pooler.
@@ -42,8 +40,6 @@ def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
         ours["max_position_embeddings"] = rows - _first_position(values)
     if types == 1:
         ours["type_vocab_size"] = 2
-    if isinstance(ours.get("architectures"), list):
-        ours["architectures"] = [_CLASS.sub(r"Bert\1", str(name)) for name in ours["architectures"]]
     return ours
 
 

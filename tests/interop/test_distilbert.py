@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_bert import VOCAB
 
 import fastbert
@@ -98,6 +98,14 @@ def test_heads_that_are_berts(head, tmp_path):
         wanted = theirs(ids)[0]
         for model in (found.model, others):
             torch.testing.assert_close(model(ids)[0], wanted, rtol=0, atol=1e-5)
+
+
+def test_of_several_heads_the_one_that_the_configuration_names_goes_out(tmp_path):
+    source = save(tmp_path / "distil", "DistilBertForQuestionAnswering")
+    both = load_file(save(tmp_path / "words", "DistilBertForMaskedLM") / "model.safetensors")
+    both |= load_file(source / "model.safetensors")
+    save_file(both, source / "model.safetensors", {"format": "pt"})
+    assert type(convert(source, tmp_path / "bert").model).__name__ == "BertForQuestionAnswering"
 
 
 def test_choices_have_another_head(tmp_path):
