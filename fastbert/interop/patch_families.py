@@ -60,7 +60,8 @@ class Family:
             in which they run, repeated if they run several times; or to None if there are no layers.
         rename: (our name of a layer's part, the family's name); BERT's by default, None for a part that is missing.
         config: (a field of our configuration, the family's name).
-        embed: maps the model and a pass's keywords to embeddings (B, S, H); None if the embeddings are BERT's own.
+        embed: maps the model and the arguments of its embeddings (those of `_INPUTS` and ``inputs``, None for what the
+            pass does not have) to embeddings (B, S, H); None if the embeddings are BERT's own.
         bias: maps the encoder and R to a bias (nheads, 2R-1) as in `ops.attention`; None if scores have no bias.
         table: the attribute of the encoder in which ``bias`` looks up values.
         pool: maps the model and first tokens (B, H) to the pooled output; None if the model's pooler reads (B, S, H).
@@ -101,6 +102,10 @@ class Family:
         path = self.path(name)
         return None if path is None else find(layer, path)
 
+    def embedded(self, model: nn.Module, given: dict[str, Any]) -> Tensor:
+        """The embeddings (B, S, H) by the family's own code, for the arguments of a pass."""
+        return self.embed(model, {name: given.get(name) for name in (*_INPUTS, *self.inputs)})
+
     def field(self, name: str) -> str:
         return dict(self.config).get(name, name)
 
@@ -130,31 +135,24 @@ def is_before_5() -> bool:
 _INPUTS = ("input_ids", "position_ids", "token_type_ids", "inputs_embeds")
 
 
-def _embed(model: nn.Module, given: dict[str, Any], *more: str) -> Tensor:
+def _embed(model: nn.Module, given: dict[str, Any]) -> Tensor:
     """The family's own embeddings of the padded batch, whose position ids depend on the padding."""
-    x = model.embeddings(**{name: given.get(name) for name in (*_INPUTS, *more)})
+    x = model.embeddings(**given)
     project = model._modules.get("embeddings_project") or model.encoder._modules.get("embedding_hidden_mapping_in")
     return x if project is None else project(x)
 
 
-def _embed_more(*inputs: str) -> Callable[[nn.Module, dict[str, Any]], Tensor]:
-    """`_embed` for a family with further ``inputs``."""
-    return lambda model, given: _embed(model, given, *inputs)
-
-
 def _embed_boxes(model: nn.Module, given: dict[str, Any]) -> Tensor:
     """LayoutLM's embeddings; without ``bbox``, all words are in the corner of the page."""
-    boxes = given.get("bbox")
-    if boxes is None:
-        tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
-        boxes = torch.zeros(*tokens.shape[:2], 4, dtype=torch.int64, device=tokens.device)
-    return _embed(model, {**given, "bbox": boxes}, "bbox")
+    if given["bbox"] is None:
+        tokens = given["input_ids"] if given["inputs_embeds"] is None else given["inputs_embeds"]
+        given = {**given, "bbox": torch.zeros(*tokens.shape[:2], 4, dtype=torch.int64, device=tokens.device)}
+    return _embed(model, given)
 
 
 def _embed_distilbert(model: nn.Module, given: dict[str, Any]) -> Tensor:
-    position_ids = given.get("position_ids")
-    rest = () if position_ids is None else (position_ids,)
-    return model.embeddings(given.get("input_ids"), given.get("inputs_embeds"), *rest)
+    rest = () if given["position_ids"] is None else (given["position_ids"],)
+    return model.embeddings(given["input_ids"], given["inputs_embeds"], *rest)
 
 
 def _albert_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
@@ -251,11 +249,11 @@ FAMILIES = (
     _kin("camembert", "CamembertModel"),
     _kin("data2vec.data2vec_text", "Data2VecTextModel"),
     _kin("electra", "ElectraModel", output="BaseModelOutputWithPastAndCrossAttentions"),
-    _kin("ernie", "ErnieModel", embed=_embed_more("task_type_ids"), inputs=("task_type_ids",)),
+    _kin("ernie", "ErnieModel", inputs=("task_type_ids",)),
     _kin("rembert", "RemBertModel", as_in_4=True),
     _kin("splinter", "SplinterModel", output="BaseModelOutput"),
     _kin("layoutlm", "LayoutLMModel", output=_WITH_POOLING, embed=_embed_boxes, inputs=("bbox",)),
-    _kin("markuplm", "MarkupLMModel", output=_WITH_POOLING, embed=_embed_more(*_PATHS), inputs=_PATHS),
+    _kin("markuplm", "MarkupLMModel", output=_WITH_POOLING, inputs=_PATHS),
     # The text towers of image and audio models.
     _kin("chinese_clip", "ChineseCLIPTextModel", output=_WITH_POOLING),
     _kin("clap", "ClapTextModel", output=_WITH_POOLING),

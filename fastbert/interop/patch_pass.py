@@ -143,7 +143,7 @@ class Pass:
             tokens = self._tokens(given.get("input_ids"), given.get("inputs_embeds"))
             ids = (tokens.input_ids, tokens.token_type_ids, tokens.position_ids)
             return tokens, view.embeddings(*ids, self.key, tokens.inputs_embeds)
-        tokens = self._tokens(None, self.family.embed(self.model, given), positions=False)
+        tokens = self._tokens(None, self.family.embedded(self.model, given), positions=False)
         return tokens, tokens.inputs_embeds
 
     def _tokens(self, input_ids, inputs_embeds, positions: bool = True) -> Tokens:
