@@ -7,8 +7,8 @@ embeddings, in whether layers share parameters and in what their models return.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -47,7 +47,7 @@ def _own_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] |
     return None if stack is None else ([], list(stack._modules.values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # there is one object of each
 class Family:
     """One architecture.
 
@@ -58,8 +58,8 @@ class Family:
         encoder: the attribute of the model with the layers; None if the model is an encoder alone, without embeddings.
         layers: maps the encoder to the modules besides it whose code calls the layers, and to the layers in the order
             in which they run, repeated if they run several times; or to None if there are no layers.
-        rename: (our name of a layer's part, the family's name); BERT's by default, None for a part that is missing.
-        config: (a field of our configuration, the family's name).
+        rename: our name of a layer's part -> the family's name, None for a part that is missing; BERT's by default.
+        config: a field of our configuration -> the family's name.
         embed: maps the model and the arguments of its embeddings (those of `_INPUTS` and ``inputs``, None for what the
             pass does not have) to embeddings (B, S, H); None if the embeddings are BERT's own.
         bias: maps the encoder and R to a bias (nheads, 2R-1) as in `ops.attention`; None if scores have no bias.
@@ -74,8 +74,8 @@ class Family:
     output: str = "BaseModelOutputWithPoolingAndCrossAttentions"
     encoder: str | None = "encoder"
     layers: Callable[[nn.Module], tuple[list[nn.Module], list[nn.Module]] | None] = _own_layers
-    rename: tuple[tuple[str, str | None], ...] = ()
-    config: tuple[tuple[str, str], ...] = ()
+    rename: Mapping[str, str | None] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
     embed: Callable[[nn.Module, dict[str, Any]], Tensor] | None = None
     bias: Callable[[nn.Module, int], Tensor] | None = None
     table: str | None = None
@@ -95,7 +95,7 @@ class Family:
 
     def path(self, name: str) -> str | None:
         """The family's name for our name of a layer's part; None if it has no such part."""
-        return dict(self.rename).get(name, name)
+        return self.rename.get(name, name)
 
     def part(self, layer: nn.Module, name: str) -> nn.Module | None:
         """A layer's part by our name for it; None if it is missing."""
@@ -105,9 +105,6 @@ class Family:
     def embedded(self, model: nn.Module, given: dict[str, Any]) -> Tensor:
         """The embeddings (B, S, H) by the family's own code, for the arguments of a pass."""
         return self.embed(model, {name: given.get(name) for name in (*_INPUTS, *self.inputs)})
-
-    def field(self, name: str) -> str:
-        return dict(self.config).get(name, name)
 
     def is_as_before_5(self) -> bool:
         """Whether the installed code of the family is written in the style of version 4."""
@@ -197,21 +194,21 @@ ALBERT = Family(
     "AlbertModel",
     output=_WITH_POOLING,
     layers=_albert_layers,
-    rename=(
-        ("attention.self", None),
-        *((f"attention.self.{name}", f"attention.{name}") for name in ("query", "key", "value")),
-        ("attention.self.dropout", "attention.attention_dropout"),
-        ("attention.output", None),
-        *((f"attention.output.{name}", f"attention.{name}") for name in ("dense", "LayerNorm")),
-        ("attention.output.dropout", "attention.output_dropout"),
-        ("intermediate", None),
-        ("intermediate.dense", "ffn"),
-        ("intermediate.intermediate_act_fn", "activation"),
-        ("output", None),
-        ("output.dense", "ffn_output"),
-        ("output.LayerNorm", "full_layer_layer_norm"),
-        ("output.dropout", None),  # the layers have one, but do not call it
-    ),
+    rename={
+        "attention.self": None,
+        **{f"attention.self.{name}": f"attention.{name}" for name in ("query", "key", "value")},
+        "attention.self.dropout": "attention.attention_dropout",
+        "attention.output": None,
+        **{f"attention.output.{name}": f"attention.{name}" for name in ("dense", "LayerNorm")},
+        "attention.output.dropout": "attention.output_dropout",
+        "intermediate": None,
+        "intermediate.dense": "ffn",
+        "intermediate.intermediate_act_fn": "activation",
+        "output": None,
+        "output.dense": "ffn_output",
+        "output.LayerNorm": "full_layer_layer_norm",
+        "output.dropout": None,  # the layers have one, but do not call it
+    },
     embed=_embed,
     pool=lambda model, first: model.pooler_activation(model.pooler(first)),
 )
@@ -219,15 +216,15 @@ MPNET = Family(
     "transformers.models.mpnet.modeling_mpnet",
     "MPNetModel",
     output=_WITH_POOLING,
-    rename=(
-        ("attention.self", "attention.attn"),
-        *((f"attention.self.{name}", f"attention.attn.{name[0]}") for name in ("query", "key", "value")),
-        ("attention.self.dropout", "attention.attn.dropout"),
-        ("attention.output", None),
-        ("attention.output.dense", "attention.attn.o"),
-        ("attention.output.LayerNorm", "attention.LayerNorm"),
-        ("attention.output.dropout", "attention.dropout"),
-    ),
+    rename={
+        "attention.self": "attention.attn",
+        **{f"attention.self.{name}": f"attention.attn.{name[0]}" for name in ("query", "key", "value")},
+        "attention.self.dropout": "attention.attn.dropout",
+        "attention.output": None,
+        "attention.output.dense": "attention.attn.o",
+        "attention.output.LayerNorm": "attention.LayerNorm",
+        "attention.output.dropout": "attention.dropout",
+    },
     embed=_embed,
     bias=_mpnet_bias,
     table="relative_attention_bias",

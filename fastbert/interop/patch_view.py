@@ -48,7 +48,7 @@ def our_config(config: Any, family: Family) -> BertConfig:
         *("hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size"),
         *("vocab_size", "is_decoder", "add_cross_attention", "position_embedding_type"),
     )
-    values = {name: getattr(config, family.field(name), None) for name in names}
+    values = {name: getattr(config, family.config.get(name, name), None) for name in names}
     values["type_vocab_size"] = values["type_vocab_size"] or 1
     ours = BertConfig(pad_token_id=None, **{name: value for name, value in values.items() if value is not None})
     if ours.is_decoder:

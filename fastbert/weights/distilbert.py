@@ -12,41 +12,41 @@ from torch import Tensor
 from ..errors import CheckpointError
 
 MODEL_TYPES = ("distilbert",)
-PARTS: tuple[tuple[str, str | None], ...] = (
-    ("attention.self", None),
-    ("attention.self.query", "attention.q_lin"),
-    ("attention.self.key", "attention.k_lin"),
-    ("attention.self.value", "attention.v_lin"),
-    ("attention.self.dropout", "attention.dropout"),
-    ("attention.output", None),
-    ("attention.output.dense", "attention.out_lin"),
-    ("attention.output.LayerNorm", "sa_layer_norm"),
-    ("attention.output.dropout", None),
-    ("intermediate", "ffn"),
-    ("intermediate.dense", "ffn.lin1"),
-    ("intermediate.intermediate_act_fn", "ffn.activation"),
-    ("output", None),
-    ("output.dense", "ffn.lin2"),
-    ("output.dropout", "ffn.dropout"),
-    ("output.LayerNorm", "output_layer_norm"),
-)
+PARTS: dict[str, str | None] = {
+    "attention.self": None,
+    "attention.self.query": "attention.q_lin",
+    "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin",
+    "attention.self.dropout": "attention.dropout",
+    "attention.output": None,
+    "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm",
+    "attention.output.dropout": None,
+    "intermediate": "ffn",
+    "intermediate.dense": "ffn.lin1",
+    "intermediate.intermediate_act_fn": "ffn.activation",
+    "output": None,
+    "output.dense": "ffn.lin2",
+    "output.dropout": "ffn.dropout",
+    "output.LayerNorm": "output_layer_norm",
+}
 """The names of the parts of a layer in BERT and in DistilBERT; None for parts that it lacks."""
 
-FIELDS = (
-    ("hidden_size", "dim"),
-    ("num_hidden_layers", "n_layers"),
-    ("num_attention_heads", "n_heads"),
-    ("intermediate_size", "hidden_dim"),
-    ("hidden_act", "activation"),
-    ("hidden_dropout_prob", "dropout"),
-    ("attention_probs_dropout_prob", "attention_dropout"),
-)
+FIELDS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
 """The names of fields of the configuration in BERT and in DistilBERT."""
 
 _TABLE = "embeddings.word_embeddings.weight"
 _LAYER = re.compile(r"(?:distilbert\.)?transformer\.(layer\.\d+)\.(.+)\.(weight|bias)")
-_NAMES = {theirs: ours for ours, theirs in PARTS if theirs is not None}
-IN_BERTS_WORDS = {theirs: ours for ours, theirs in FIELDS}
+_NAMES = {theirs: ours for ours, theirs in PARTS.items() if theirs is not None}
+_FIELD_NAMES = {theirs: ours for ours, theirs in FIELDS.items()}
 _OF_WORDS = {
     "vocab_transform": "cls.predictions.transform.dense",
     "vocab_layer_norm": "cls.predictions.transform.LayerNorm",
@@ -58,7 +58,7 @@ _TYPES = 2
 
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Translates the content of a DistilBERT's config.json to BERT's fields."""
-    ours = {IN_BERTS_WORDS.get(name, name): value for name, value in values.items()}
+    ours = {_FIELD_NAMES.get(name, name): value for name, value in values.items()}
     fixed = {"model_type": "bert", "type_vocab_size": _TYPES, "layer_norm_eps": 1e-12}
     # transformers' defaults of DistilBERT's fields.
     sizes = {"num_hidden_layers": 6, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}

@@ -30,11 +30,9 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
         return BertConfig.from_dict(_bert_values(kind, values))
     except InputError as error:
         reason = str(error)
-        if kind == "distilbert":  # the message names BERT's field, the file has DistilBERT's
-            for theirs, ours in distilbert.IN_BERTS_WORDS.items():
-                if reason.startswith(f"{ours} "):
-                    reason = reason.replace(ours, f"{theirs} (BERT's {ours})", 1)
-                    break
+        field, _, rest = reason.partition(" ")
+        if kind == "distilbert" and field in distilbert.FIELDS:  # the message names BERT's field, not that of the file
+            reason = f"{distilbert.FIELDS[field]} (BERT's {field}) {rest}"
         raise InputError(f"{path}: {reason}") from error
 
 

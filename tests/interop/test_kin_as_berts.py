@@ -156,7 +156,7 @@ def test_what_a_configuration_leaves_out_is_as_in_transformers(kind, given, tmp_
     theirs = getattr(transformers, f"{kind}Config")(**given)
     values = {"model_type": theirs.model_type, "architectures": None, **given}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    ours, names = read_bert_config(tmp_path), dict(FIELDS) if kind == "DistilBert" else {}
+    ours, names = read_bert_config(tmp_path), FIELDS if kind == "DistilBert" else {}
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps"):
         assert getattr(ours, name) == getattr(theirs, names.get(name, name), 1e-12), name
     for_pads = theirs.pad_token_id + 1 if kind in KINDS else 0
