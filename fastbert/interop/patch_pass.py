@@ -70,8 +70,8 @@ class Pass:
         if family.bias is not None and ids_or_embeds.device.type != "cpu":
             raise Unservable("its attention adds a bias to its scores, which fastbert's kernels do on the CPU alone")
         self.view = view_of(model, family)
-        for attention, *_ in self.view.scoring:
-            own = attention.__dict__.get("config", config)
+        for layer in self.view.layers:
+            own = layer.scoring[0].__dict__.get("config", config)
             if own is not config:  # one layer may be given another attention
                 _check_functions(own, family.module)
         self.key = rng.current() if self.view.follow() else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -61,6 +61,26 @@ def our_config(config: Any, family: Family) -> BertConfig:
     return ours
 
 
+class _Layer(NamedTuple):
+    """One layer of a view.
+
+    Args:
+        ours: our layer.
+        branches: the modules of ours that end its attention and its feed-forward network.
+        theirs: the layer of transformers whose modules it borrows.
+        scoring: what `scoring_of` returns for theirs.
+        on_probs, on_branches: the dropouts of theirs on the attention probabilities and on both branches; None for a
+            missing one.
+    """
+
+    ours: BertLayer
+    branches: tuple[nn.Module, nn.Module]
+    theirs: nn.Module
+    scoring: tuple[nn.Module, nn.Module, list[nn.Module]]
+    on_probs: nn.Module
+    on_branches: tuple[nn.Module | None, nn.Module | None]
+
+
 class View:
     """Our embeddings (only for BERT's family) and encoder around the modules of a transformers model.
 
@@ -79,40 +99,38 @@ class View:
         self.kinds = list(map(type, parts))
         self.config = our_config(model.config, family)
         self.source = family.encoder_of(model)
-        _, self.layers = family.layers(self.source)
-        self.config.num_hidden_layers = len(self.layers)
-        self.different = list(dict.fromkeys(self.layers))
+        _, layers = family.layers(self.source)
+        self.config.num_hidden_layers = len(layers)
+        self.different = list(dict.fromkeys(layers))
         check(model, self.different, self.config, family)
         # On the meta device, since all weights are replaced.
         with torch.device("meta"):
             self.encoder = BertEncoder(self.config)
             self.embeddings = BertEmbeddings(self.config) if family is BERT else None
-        self._borrow_layers()
+        self.layers = [self._borrow_layer(*pair) for pair in zip(self.encoder.layer, layers, strict=True)]
+        # What the modules do counts, even if the configuration differs.
+        first = self.encoder.layer[0]
+        self.config.layer_norm_eps = first.output.LayerNorm.eps
+        self.config.hidden_act = "gelu" if first.intermediate.approximate == "none" else "gelu_new"
+        self.norms = [family.part(layer, name) for layer in self.different for name in LEAVES if "LayerNorm" in name]
         if self.embeddings is None:
             # The family's own embeddings have already applied the positions.
             self.config.max_position_embeddings = None
         else:
             self._borrow_embeddings(model._modules["embeddings"])
 
-    def _borrow_layers(self) -> None:
+    def _borrow_layer(self, ours: BertLayer, theirs: nn.Module) -> _Layer:
         family = self.family
-        for ours, theirs in zip(self.encoder.layer, self.layers, strict=True):
-            ours.config = copy.copy(self.config)
-            for name in LEAVES:
-                owner, _, leaf = name.rpartition(".")
-                setattr(ours.get_submodule(owner), leaf, family.part(theirs, name))
-            activation = family.part(theirs, "intermediate.intermediate_act_fn")
-            ours.intermediate.approximate = approximation(activation)
-        # What the modules do counts, even if the configuration differs.
-        first = self.encoder.layer[0]
-        self.config.layer_norm_eps = first.output.LayerNorm.eps
-        self.config.hidden_act = "gelu" if first.intermediate.approximate == "none" else "gelu_new"
-        self.norms = [family.part(layer, name) for layer in self.different for name in LEAVES if "LayerNorm" in name]
-        self.scoring = [scoring_of(layer, family) for layer in self.layers]
-        self.dropouts = [
-            tuple(family.part(layer, f"{name}.dropout") for name in ("attention.self", "attention.output", "output"))
-            for layer in self.layers
-        ]
+        ours.config = copy.copy(self.config)
+        for name in LEAVES:
+            owner, _, leaf = name.rpartition(".")
+            setattr(ours.get_submodule(owner), leaf, family.part(theirs, name))
+        ours.intermediate.approximate = approximation(family.part(theirs, "intermediate.intermediate_act_fn"))
+        on_probs, *on_branches = (
+            family.part(theirs, f"{name}.dropout") for name in ("attention.self", "attention.output", "output")
+        )
+        branches = (ours.attention.output, ours.output)
+        return _Layer(ours, branches, theirs, scoring_of(theirs, family), on_probs, tuple(on_branches))
 
     def _borrow_embeddings(self, theirs: nn.Module) -> None:
         self.embeddings.config = copy.copy(self.config)
@@ -152,36 +170,33 @@ class View:
         """
         if not all(map(is_plain_norm, self.norms)):
             raise Unservable("a LayerNorm has lost its weight or bias")
-        drops = [
-            self._follow_layer(*parts)
-            for parts in zip(self.encoder.layer, self.layers, self.scoring, self.dropouts, strict=True)
-        ]
-        self.encoder.training = self.source.training
+        drops = list(map(self._follow_layer, self.layers))
+        _set_mode(self.encoder, self.source.training)
         self.encoder.gradient_checkpointing = any(
-            getattr(module, "gradient_checkpointing", False) for module in (self.source, *self.layers)
+            getattr(module, "gradient_checkpointing", False) for module in (self.source, *self.different)
         )
         if self.embeddings is not None:
             drops.append(self._follow_embeddings())
         return any(drops)
 
-    def _follow_layer(self, ours: BertLayer, theirs: nn.Module, scoring: tuple, dropouts: tuple) -> bool:
+    def _follow_layer(self, layer: _Layer) -> bool:
         """`follow` for one layer; returns whether it has any dropout."""
-        ours.training = theirs.training  # not by train(), which would change the caller's leaves
-        attention, usual = scoring[0], self.config.head_dim**-0.5
+        config, attention, usual = layer.ours.config, layer.scoring[0], self.config.head_dim**-0.5
         scaling = getattr(attention, "scaling", usual)
         if scaling != usual:
             raise Unservable(f"a layer scales its attention by {scaling:.4g} and not by {usual:.4g}")
         if getattr(attention, "is_causal", False):
             raise Unservable("the attention of a layer is causal")
-        check_heads(self.config, *scoring)
-        on_probs, *on_branches = dropouts
-        probs = _share_of_probs(self.family, attention, on_probs)
-        after, hidden = (d.p if d is not None and d.training else 0.0 for d in on_branches)
+        check_heads(self.config, *layer.scoring)
+        probs = _share_of_probs(self.family, attention, layer.on_probs)
+        after, hidden = (d.p if d is not None and d.training else 0.0 for d in layer.on_branches)
         if after and hidden and after != hidden:
             raise Unservable("a layer drops different shares after attention and after its feed-forward network")
-        ours.config.attention_probs_dropout_prob, ours.config.hidden_dropout_prob = probs, max(after, hidden)
+        config.attention_probs_dropout_prob, config.hidden_dropout_prob = probs, max(after, hidden)
+        _set_mode(layer.ours, layer.theirs.training)
         # A branch that drops nothing is in evaluation mode.
-        ours.attention.output.training, ours.output.training = after > 0, hidden > 0
+        for branch, rate in zip(layer.branches, (after, hidden), strict=True):
+            _set_mode(branch, rate > 0)
         return bool(probs or after or hidden)
 
     def _follow_embeddings(self) -> bool:
@@ -199,6 +214,13 @@ class View:
         dropout = self.embedding_dropout
         self.embeddings.config.hidden_dropout_prob = dropout.p if dropout.training else 0.0
         return bool(self.embeddings.config.hidden_dropout_prob)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    """Sets the mode of a module alone: train() would change the caller's modules inside it. Torch's ``__setattr__`` is
+    slow, so it is only called for another mode."""
+    if module.training is not training:
+        module.training = training
 
 
 @lru_cache  # used in every call, for few families
