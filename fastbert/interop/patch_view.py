@@ -290,25 +290,39 @@ def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> N
     """
     if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
-    # An encoder that was patched alone, before the model around it, is what it was.
-    kinds = {getattr(type(part), "_fastbert_original", type(part)) for part in parts} - {type(None)}
-    called = {kind: names for kind in kinds if (names := hooks.called_methods(kind))}
-    for kind in kinds:
-        name = hooks.replaced_method(kind)
+    called: dict[type, tuple[str, ...]] = {}
+    for kind in set(map(type, parts)) - {type(None)}:
+        # An encoder that was patched alone, before the model around it, is what it was.
+        original = getattr(kind, "_fastbert_original", kind)
+        name = hooks.replaced_method(original)
         if name is not None:
-            raise Unservable(f"{kind.__name__}.{name} has been replaced")
+            raise Unservable(f"{original.__name__}.{name} has been replaced")
+        called[kind] = ("forward", *hooks.called_methods(original))
     for module in parts:
-        if module is None:
-            continue
-        state = module.__dict__
-        if hooks.is_forward_replaced(module):
-            raise Unservable(f"{type(module).__name__}.forward has been replaced")
-        for name in called.get(type(module), ()):
-            if name in state:
-                raise Unservable(f"{type(module).__name__}.{name} has been replaced")
-        for own in map(state.__getitem__, hooks.KINDS):
-            if own and not all(_is_benign(hook) or (makes_weights and _is_of_weight(hook)) for hook in own.values()):
-                raise Unservable(f"there is a hook on its {type(module).__name__}")
+        if module is not None and _has_own(module.__dict__, called[type(module)]):
+            _check_own(module, called[type(module)], makes_weights)
+
+
+def _has_own(state: dict[str, Any], methods: tuple[str, ...]) -> bool:
+    """Whether a module has, by its ``__dict__``, a hook or one of these methods. Without a loop over `hooks.KINDS`,
+    since it is called for every module in every pass."""
+    return bool(
+        state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
+        or not state.keys().isdisjoint(methods)
+    )
+
+
+def _check_own(module: nn.Module, methods: tuple[str, ...], makes_weights: bool) -> None:
+    """`check_hooks` for what one module alone has; ``methods`` are those that a pass would call."""
+    for name in methods:
+        if name in module.__dict__ and (name != "forward" or hooks.is_forward_replaced(module)):
+            raise Unservable(f"{type(module).__name__}.{name} has been replaced")
+    for own in map(module.__dict__.__getitem__, hooks.KINDS):
+        if own and not all(_is_benign(hook) or (makes_weights and _is_of_weight(hook)) for hook in own.values()):
+            raise Unservable(f"there is a hook on its {type(module).__name__}")
 
 
 def _is_benign(hook) -> bool:
