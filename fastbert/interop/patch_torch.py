@@ -10,6 +10,7 @@ pads). With a mask of queries and keys other than the causal one, the padded pat
 
 from __future__ import annotations
 
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -253,28 +254,44 @@ def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Ten
         return None
     if torch.is_autocast_enabled(x.device.type) or _drops(encoder):
         return None
-    layers = []
-    for layer in encoder.layers:
-        attention = layer.self_attn
-        rest = (attention.out_proj, layer.norm1, layer.linear1, layer.linear2, layer.norm2)
-        if layer.norm_first or any(m.bias is None for m in rest) or attention.in_proj_bias is None:
-            return None
-        thirds = (*attention.in_proj_weight.chunk(3), *attention.in_proj_bias.chunk(3))
-        tensors = [t for m in rest for t in (m.weight, m.bias)]
-        layers.append(ops.LayerParameters(*thirds, *tensors))
-    first = encoder.layers[0]
-    activation, eps = _activation(first.activation), first.norm1.eps
-    alike = all(
-        (_activation(layer.activation), layer.self_attn.num_heads) == (activation, first.self_attn.num_heads)
-        and layer.norm1.eps == layer.norm2.eps == eps
-        and layer.linear1.weight.shape == first.linear1.weight.shape
-        for layer in encoder.layers
-    )
-    if activation == "relu" or not alike:
+    kinds = set(map(_kind, encoder.layers))
+    kind = kinds.pop()
+    if kind is None or kinds:
         return None
+    layers = list(map(_parameters, encoder.layers))
     if x.device.type == "cpu" and encoder.training and ops.is_recorded(x, [t for layer in layers for t in layer]):
         return None  # as for a `BertEncoder` (modules/stack.py)
     arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
-    options = {"nheads": first.self_attn.num_heads, "eps": eps, "approximate": activation}
+    options = {"nheads": kind.nheads, "eps": kind.eps, "approximate": kind.approximate}
     states = ops.fused_encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))
     return None if states is None else states[-1]
+
+
+class _Kind(NamedTuple):
+    """What layers that are computed in one op have in common."""
+
+    nheads: int
+    eps: float
+    approximate: str
+    intermediate: tuple[int, ...]
+
+
+def _kind(layer: nn.TransformerEncoderLayer) -> _Kind | None:
+    """None for a layer that the op does not compute."""
+    attention, eps, activation = layer.self_attn, layer.norm1.eps, _activation(layer.activation)
+    if layer.norm_first or activation == "relu" or layer.norm2.eps != eps:
+        return None
+    if attention.in_proj_bias is None or any(part.bias is None for part in _after_heads(layer)):
+        return None
+    return _Kind(attention.num_heads, eps, activation, layer.linear1.weight.shape)
+
+
+def _after_heads(layer: nn.TransformerEncoderLayer) -> tuple[nn.Module, ...]:
+    """The dense layers and norms besides queries, keys and values, in the order of `ops.LayerParameters`."""
+    return layer.self_attn.out_proj, layer.norm1, layer.linear1, layer.linear2, layer.norm2
+
+
+def _parameters(layer: nn.TransformerEncoderLayer) -> ops.LayerParameters:
+    attention = layer.self_attn
+    thirds = (*attention.in_proj_weight.chunk(3), *attention.in_proj_bias.chunk(3))
+    return ops.LayerParameters(*thirds, *(t for part in _after_heads(layer) for t in (part.weight, part.bias)))
