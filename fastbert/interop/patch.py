@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from ..errors import InputError, also_raised_as
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
 from ..modules.quantized_linear import check_trainable
+from ..modules.uncompiled import uncompiled
 from ..transforms import callers_mode, is_exported, is_transformed
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
@@ -37,13 +38,6 @@ _log = logging.getLogger("fastbert")
 
 PADS = ("zeros", "computed")
 _READ_PADS = ("ForQuestionAnswering", "LMHeadModel", "ForCausalLM")
-
-# The reason that torch.compile(fullgraph=True) names in its error, from torch 2.7 on.
-_REASON = (
-    "a patched model is computed by fastbert's kernels outside of the compiler's graphs; leave fullgraph=True out, or "
-    "have the model's own code compiled after fastbert.unpatch(model)"
-)
-_REASONS = {"reason": _REASON} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -240,7 +234,10 @@ def _computing(original: type, family: Family | None) -> dict[str, Any]:
 
     # Not compiled: since the host reads the mask and checks the model for changes, there would be many graph breaks,
     # and the graphs would only call the same kernels.
-    @partial(torch.compiler.disable, **_REASONS)
+    @uncompiled(
+        "a patched model is computed by fastbert's kernels outside of the compiler's graphs; leave fullgraph=True out, "
+        "or have the model's own code compiled after fastbert.unpatch(model)"
+    )
     def computed_by_fastbert(self, args, kwargs):
         try:
             if original.forward is not own_forward:
@@ -248,7 +245,7 @@ def _computing(original: type, family: Family | None) -> dict[str, Any]:
             _check_surroundings(args, kwargs)
             ready = run(self, args, kwargs)
         except Unservable as reason:
-            say_original(self, reason)
+            _say_original(self, reason)
             return original.forward(self, *args, **kwargs)
         try:
             return ready()
@@ -259,13 +256,8 @@ def _computing(original: type, family: Family | None) -> dict[str, Any]:
             # Code around the model may expect the exception that transformers raises.
             with also_raised_as(error):
                 output = original.forward(self, *args, **kwargs)
-            say_original(self, error)
+            _say_original(self, error)
             return output
-
-    def say_original(self, reason):
-        name, whose = type(self).__name__, "torch's" if family is None else "transformers'"
-        ops.refuse_variant(f"this pass of {name} is computed by {whose} own code: {reason}")
-        _say_original(name, whose, str(reason))
 
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
@@ -337,9 +329,14 @@ def _blank(original: type) -> nn.Module:
     return cls.__new__(cls)
 
 
+def _say_original(model: nn.Module, reason: Exception) -> None:
+    """Warns, once for each reason, that a pass is computed without fastbert. Raises BackendError in batch-invariant
+    mode."""
+    name, whose = type(model).__name__, "torch's" if patch_torch.is_encoder(model) else "transformers'"
+    ops.refuse_variant(f"this pass of {name} is computed by {whose} own code: {reason}")
+    _warn_once(name, whose, str(reason))
+
+
 @cache
-def _say_original(name: str, whose: str, reason: str) -> None:
+def _warn_once(name: str, whose: str, reason: str) -> None:
     _log.warning("%s: this pass is computed by %s own code: %s", name, whose, reason)
-
-
-__all__ = ["is_patched", "patch", "patched_class", "unpatch"]

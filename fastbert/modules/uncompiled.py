@@ -1,4 +1,4 @@
-"""A call that torch.compile leaves alone; imported only while it traces, since torch.compiler.disable imports it."""
+"""What torch.compile leaves alone; imported only where it is needed, since this imports the compiler."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
-# The reason that torch.compile(fullgraph=True) gives in its error, from torch 2.7 on.
-_REASON = (
+
+def uncompiled(reason: str) -> Callable[[Callable], Callable]:
+    """A decorator for a function that torch.compile leaves alone; with fullgraph=True, its error gives the reason."""
+    has_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # from torch 2.7 on
+    return partial(torch.compiler.disable, **({"reason": reason} if has_reason else {}))
+
+
+@uncompiled(
     "the host reads an attention_mask to know how many tokens there are; leave fullgraph=True out, or give "
     "packed tokens (a PackedBatch, or cu_seqlens and max_seqlen)"
 )
-_REASONS = {"reason": _REASON} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
-
-
-@partial(torch.compiler.disable, **_REASONS)
 def call(function: Callable, *inputs: Any, **options: Any) -> Any:
     """function(*inputs, **options), not compiled."""
     return function(*inputs, **options)

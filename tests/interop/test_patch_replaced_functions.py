@@ -16,14 +16,14 @@ from transformers import modeling_utils
 from transformers.models.bert import modeling_bert
 
 import fastbert
-from fastbert.interop.patch import _say_original
+from fastbert.interop.patch import _warn_once
 
 KEPT = hf.kept_tokens(hf.masks()["prefix"])
 
 
 @pytest.fixture(autouse=True)
 def every_reason_is_said():
-    _say_original.cache_clear()
+    _warn_once.cache_clear()
 
 
 class _CoarseWeights(TorchFunctionMode):
