@@ -14,7 +14,7 @@ from .. import ops, rng
 from ..errors import InputError
 from ..models.inputs import Tokens, open_packed, open_padded
 from ..modules import hooks
-from ..modules.encoder import IGNORED
+from ..modules.encoder import IGNORED, asks_for_nothing
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept, with_bias, with_first_column
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
@@ -80,7 +80,7 @@ class Pass:
         """Raises Unservable for a mask that our encoder does not read as transformers does."""
         if mask is None:
             return
-        if self.packed or not (_is_key_mask(mask, shape) or (is_square_mask(mask, shape) and not is_before_5())):
+        if self.packed or not (tuple(mask.shape) == shape or (is_square_mask(mask, shape) and not is_before_5())):
             raise Unservable(f"{described(mask)}, expected one of (batch, tokens)")
         if is_before_5() and mask.dtype != torch.bool and not torch.equal(mask == 1, mask != 0):
             raise Unservable(
@@ -220,16 +220,10 @@ def _check_functions(config: Any, module: str) -> None:
 def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> None:
     """Raises Unservable for a configuration or an argument that our encoder does not support; ``inputs`` are the
     arguments of the family's embeddings."""
+    known = {*_SERVED, *_IGNORED, *inputs}
     for name, value in given.items():
-        ignored = value is None or value is False or name in _IGNORED
-        if (
-            name in _SERVED
-            or name in inputs
-            or ignored
-            or (isinstance(value, (list, tuple)) and all(v is None for v in value))
-        ):
-            continue
-        raise Unservable(f"the argument {name} was given")
+        if name not in known and not asks_for_nothing(value):
+            raise Unservable(f"the argument {name} was given")
     for name in ("is_decoder", "add_cross_attention"):  # `patch` checks them, but they may be set later
         if getattr(config, name, False):
             raise Unservable(f"{name} of its configuration is true")
@@ -290,10 +284,6 @@ def flag(given: dict[str, Any], name: str, default: Any) -> bool:
     if not isinstance(value, bool) and value is not None:
         raise Unservable(f"{name} is not True or False")
     return bool(value)
-
-
-def _is_key_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
-    return mask.dim() == 2 and tuple(mask.shape) == shape
 
 
 def _keys_of(mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:

@@ -27,12 +27,16 @@ IGNORED = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values
 _UNREAD = (*IGNORED, "position_ids", "cu_seq_lens_k", "max_length_k")  # positions are in the embeddings
 
 
+def asks_for_nothing(value: Any) -> bool:
+    """Whether an argument of transformers is as good as left out: None, False, or a mask of None for each layer."""
+    return value is None or value is False or (isinstance(value, (list, tuple)) and all(v is None for v in value))
+
+
 def refuse(**arguments) -> None:
     """Raises InputError for arguments of a decoder, or a head mask that masks something."""
     for name, value in arguments.items():
-        if value is None or value is False or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
-            continue
-        raise InputError(f"{name} is not supported by an encoder: expected None, got {type(value).__name__}")
+        if not asks_for_nothing(value):
+            raise InputError(f"{name} is not supported by an encoder: expected None, got {type(value).__name__}")
 
 
 class BertEncoder(nn.Module):
