@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InputError
 from ..files import check_new
@@ -72,14 +71,10 @@ def _writer(to: str) -> Callable[..., None]:
         from .convert_sentence import write_sentence_transformers
 
         return write_sentence_transformers
-    return {"safetensors": write_safetensors, "pickle": _write_pickle, "tf1": write_tensorflow}[to]
+    return {"safetensors": _write_safetensors, "pickle": _write_pickle, "tf1": write_tensorflow}[to]
 
 
-def _config_text(model: nn.Module, **changes: Any) -> str:
-    return json.dumps({**model.config.to_dict(), **changes}, indent=2, sort_keys=True, default=str) + "\n"
-
-
-def write_safetensors(found: Source, target: Path) -> None:
+def _write_safetensors(found: Source, target: Path) -> None:
     """Writes a Hugging Face directory."""
     saving.save_directory(found.model, target, found.model.config.to_dict(), found.tokenizer)
 
@@ -91,13 +86,9 @@ def _write_pickle(found: Source, target: Path) -> None:
     # Older releases of transformers expect all names of a tied tensor.
     names = {id(p): state[n] for n, p in model.state_dict(keep_vars=True).items() if n in state}
     whole = {n: names[id(p)] for n, p in model.state_dict(keep_vars=True).items() if id(p) in names}
-    text = _config_text(
-        model, architectures=[type(model).__name__], torch_dtype=dtype_name(next(model.parameters()).dtype)
-    )
-    writers: dict[str, Callable[[Path], Any]] = {
-        PICKLE: lambda path: _save_pickle(whole, path),
-        "config.json": lambda path: path.write_text(text, encoding="utf-8"),
-    }
+    dtype = dtype_name(next(model.parameters()).dtype)
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__], "torch_dtype": dtype}
+    writers = {PICKLE: lambda path: _save_pickle(whole, path), "config.json": saving.config_writer(config)}
     saving.write_all(target, {**writers, **saving.tokenizer_writers(found.tokenizer)})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def write_encoder(encoder, target: Path) -> Path:
     source = model.tokenizer_source
     if not saving.tokenizer_files(source):
         writers = {
-            name: _text_writer(text) for name, text in tokenizer_texts(encoder.own_tokenizer()).items()
+            name: saving.text_writer(text) for name, text in tokenizer_texts(encoder.own_tokenizer()).items()
         } | writers
     return saving.save_directory(model, target, model.config.to_dict(), source, writers)
 
@@ -136,7 +136,7 @@ def _pooling_config(model: nn.Module, modes: Sequence[str], include_prompt: bool
 
 def _writers(
     pooled: Mapping[str, Any], modules: Sequence[nn.Module], sentence: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, Callable[[Path], Any]]:
+) -> dict[str, saving.Writer]:
     """Functions that write the files other than the model's and the tokenizer's, by name."""
     kinds = [type(module).__name__ for module in modules]
     strange = next((kind for kind, module in zip(kinds, modules, strict=True) if not hasattr(module, "settings")), None)
@@ -147,7 +147,7 @@ def _writers(
         {"idx": i, "name": str(i), "path": path, "type": f"{_PLACE}.{kind}"}
         for i, (path, kind) in enumerate(zip(paths, ("Transformer", "Pooling", *kinds), strict=True))
     ]
-    writers: dict[str, Callable[[Path], Any]] = {"1_Pooling/config.json": _json_writer(pooled)}
+    writers: dict[str, saving.Writer] = {"1_Pooling/config.json": _json_writer(pooled)}
     for path, module in zip(paths[2:], modules, strict=True):
         writers[f"{path}/config.json"] = _json_writer(module.settings())
         if module.state_dict():
@@ -161,13 +161,9 @@ def _writers(
     }
 
 
-def _json_writer(value: Any) -> Callable[[Path], Any]:
-    return _text_writer(json.dumps(value, indent=2) + "\n")
+def _json_writer(value: Any) -> saving.Writer:
+    return saving.text_writer(json.dumps(value, indent=2) + "\n")
 
 
-def _text_writer(text: str) -> Callable[[Path], Any]:
-    return lambda path: path.write_text(text, encoding="utf-8")
-
-
-def _weights_writer(module: nn.Module) -> Callable[[Path], Any]:
+def _weights_writer(module: nn.Module) -> saving.Writer:
     return lambda path: saving.write_safetensors(saving.tensors_of(module), path)

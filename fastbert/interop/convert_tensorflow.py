@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +58,20 @@ def write_tensorflow(found: Source, target: Path) -> None:
             )
     prefix = "" if hasattr(model, "bert") else "bert."
     tensors = to_tensorflow({f"{prefix}{name}": t for name, t in saving.tensors_of(model).items()})
-    config = json.dumps(_config(model), indent=2, sort_keys=True) + "\n"
     entries: dict = {}
 
     def write_tensors(path: Path) -> None:
         with path.open("wb") as file:
             entries.update(write_data(tensors, file))
 
-    writers: dict[str, Callable[[Path], Any]] = {
+    writers: dict[str, saving.Writer] = {
         # In this order, since the index describes the data that were written.
         shard_path(_CHECKPOINT, 0, 1).name: write_tensors,
         f"{_CHECKPOINT}.index": lambda path: path.write_bytes(index_bytes(entries)),
-        "bert_config.json": lambda path: path.write_text(config, encoding="utf-8"),
+        "bert_config.json": saving.config_writer(_config(model)),
     }
-    saving.write_all(target, {**writers, **_vocabulary(found), **_copies(found.tokenizer)})
+    copies = {file.name: saving.copy_writer(file) for file in saving.tokenizer_files(found.tokenizer)}
+    saving.write_all(target, {**writers, **_vocabulary(found), **copies})
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def _config(model: nn.Module) -> dict[str, Any]:
     return {**config, "hidden_act": _GELU}
 
 
-def _vocabulary(found: Source) -> dict[str, Callable[[Path], Any]]:
+def _vocabulary(found: Source) -> dict[str, saving.Writer]:
     """A function that writes vocab.txt, the only file that google-research/bert reads, if the source has only
     tokenizer.json; otherwise none."""
     files = {file.name: file for file in saving.tokenizer_files(found.tokenizer)}
@@ -108,11 +106,4 @@ def _vocabulary(found: Source) -> dict[str, Callable[[Path], Any]]:
     rows, ids = found.model.config.vocab_size, vocab_size(tokenizer)
     if ids > rows:
         raise InputError(f"{files['tokenizer.json']}: expected ids below the model's vocab_size, {rows}, got {ids - 1}")
-    text = vocab_text(tokenizer)
-    return {"vocab.txt": lambda path: path.write_text(text, encoding="utf-8")}
-
-
-def _copies(tokenizer: Path) -> dict[str, Callable[[Path], Any]]:
-    """Functions that copy the tokenizer's files."""
-    files = saving.tokenizer_files(tokenizer)
-    return {file.name: lambda path, file=file: path.write_bytes(file.read_bytes()) for file in files}
+    return {"vocab.txt": saving.text_writer(vocab_text(tokenizer))}

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
@@ -20,6 +20,9 @@ from ..wording import dtype_name
 from .names import is_computed, unwrapped_name
 from .reading import SAFETENSORS
 
+Writer: TypeAlias = Callable[[Path], Any]
+"""A function that writes a file under the path that it is given."""
+
 TOKENIZER_FILES = (
     *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "sentencepiece.bpe.model"),
@@ -31,7 +34,7 @@ def save_directory(
     directory,
     config_dict: Mapping[str, Any],
     tokenizer_source=None,
-    more: Mapping[str, Callable[[Path], Any]] | None = None,
+    more: Mapping[str, Writer] | None = None,
     state: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Writes model.safetensors, config.json and the tokenizer's files into a directory, and returns it.
@@ -58,10 +61,9 @@ def save_directory(
         "model_type": config_dict.get("model_type", "bert"),
         "dtype": floating,
     }
-    text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
-    writers: dict[str, Callable[[Path], Any]] = {
+    writers: dict[str, Writer] = {
         SAFETENSORS: lambda path: write_safetensors(state, path),
-        "config.json": lambda path: path.write_text(text, encoding="utf-8"),
+        "config.json": config_writer(config),
         **tokenizer_writers(tokenizer_source),
     }
     write_all(directory, {**writers, **(more or {})})
@@ -124,7 +126,7 @@ def tokenizer_files(source) -> list[Path]:
     return [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
 
 
-def tokenizer_writers(source) -> dict[str, Callable[[Path], Any]]:
+def tokenizer_writers(source) -> dict[str, Writer]:
     """Writers that copy a tokenizer's files, by name.
 
     They copy the files unchanged, with one exception: if only the words of a vocab.txt tell whether it is cased, the
@@ -133,14 +135,29 @@ def tokenizer_writers(source) -> dict[str, Callable[[Path], Any]]:
     files = {file.name: file for file in tokenizer_files(source)}
     if "vocab.txt" in files and (beside := files["vocab.txt"].with_name("tokenizer_config.json")).is_file():
         files[beside.name] = beside  # also if the vocab.txt itself was given, which is read together with it
-    writers = {name: lambda path, file=file: path.write_bytes(file.read_bytes()) for name, file in files.items()}
+    writers = {name: copy_writer(file) for name, file in files.items()}
     if "vocab.txt" in files and "tokenizer.json" not in files:
         from ..data.vocab_files import resolved_settings
 
         text = resolved_settings(files["vocab.txt"])
         if text is not None:
-            writers["tokenizer_config.json"] = lambda path: path.write_text(text, encoding="utf-8")
+            writers["tokenizer_config.json"] = text_writer(text)
     return writers
+
+
+def text_writer(text: str) -> Writer:
+    """Writes a text."""
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def config_writer(values: Mapping[str, Any]) -> Writer:
+    """Writes a configuration as JSON, in the order of its keys."""
+    return text_writer(json.dumps(values, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def copy_writer(file: Path) -> Writer:
+    """Copies a file."""
+    return lambda path: path.write_bytes(file.read_bytes())
 
 
 def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
@@ -154,15 +171,14 @@ def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> None:
+def write_all(directory: Path, writers: Mapping[str, Writer]) -> None:
     """Writes every file under a temporary name, flushes it, and renames all files when all are complete.
 
     On failure, the temporary files and the directories that were made for them are removed.
 
     Args:
         directory: made if it does not exist.
-        writers: a file's name, or its path in the directory -> a function that writes a file under the path it is
-            given.
+        writers: a file's name, or its path in the directory -> what writes it.
 
     Raises:
         CheckpointError: a file cannot be written.
