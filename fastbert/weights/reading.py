@@ -53,15 +53,9 @@ def read_state_dict(directory) -> dict[str, Tensor]:
             "adapter_config.json if it is merged into them already; else merge it with peft's `merge_and_unload()` and "
             "save the result in another directory"
         )
-    for name in (SAFETENSORS, PICKLE):
-        single, index = directory / name, directory / f"{name}.index.json"
-        if single.is_file():
-            return read_weights_file(single)
-        if index.is_file():
-            return _read_shards(directory, index)
-    prefix = find_tensorflow(directory)
-    if prefix is not None:
-        return read_weights_file(prefix)
+    found = _find_weights(directory)
+    if found is not None:
+        return _read_shards(directory, found) if found.name.endswith(".index.json") else read_weights_file(found)
     for pattern in _OTHER_FRAMEWORKS:
         found = next(directory.glob(pattern), None)
         if found is not None:
@@ -73,14 +67,18 @@ def read_state_dict(directory) -> dict[str, Tensor]:
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether `read_state_dict` finds weights in a directory. Raises CheckpointError as `find_tensorflow`."""
-    names = (SAFETENSORS, PICKLE)
-    if any((directory / file).is_file() for name in names for file in (name, f"{name}.index.json")):
-        return True
-    return find_tensorflow(directory) is not None
+    """Whether `read_state_dict` finds weights in a directory. Raises CheckpointError as `_find_tensorflow`."""
+    return _find_weights(directory) is not None
 
 
-def find_tensorflow(directory: Path) -> Path | None:
+def _find_weights(directory: Path) -> Path | None:
+    """The file of weights in a directory, the index of its shards, or the prefix of its TensorFlow 1 checkpoint."""
+    names = [f"{name}{end}" for name in (SAFETENSORS, PICKLE) for end in ("", ".index.json")]
+    found = next((directory / name for name in names if (directory / name).is_file()), None)
+    return _find_tensorflow(directory) if found is None else found
+
+
+def _find_tensorflow(directory: Path) -> Path | None:
     """The prefix of the TensorFlow 1 checkpoint in a directory; None if there is none.
 
     Raises:
