@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -178,22 +178,21 @@ class Dropout(nn.Module):
         return {"dropout": self.dropout}
 
 
-_KINDS: dict[str, type[nn.Module]] = {
-    "Dense": Dense,
-    "Dropout": Dropout,
-    "LayerNorm": LayerNorm,
-    "Normalize": Normalize,
-}
-KINDS = tuple(_KINDS)
-"""The modules that may follow the pooling, by sentence-transformers' names."""
+class _Kind(NamedTuple):
+    """A module that may follow the pooling: its class, and the keys of its config.json by which that is made."""
 
-_KEYS: dict[str, tuple[str, ...]] = {
-    "Dense": ("in_features", "out_features", "bias", "activation_function", "use_residual"),
-    "Dropout": ("dropout",),
-    "LayerNorm": ("dimension",),
-    "Normalize": (),
+    cls: type[nn.Module]
+    needed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+
+KINDS = {
+    "Dense": _Kind(Dense, ("in_features", "out_features"), ("bias", "activation_function", "use_residual")),
+    "Dropout": _Kind(Dropout, optional=("dropout",)),
+    "LayerNorm": _Kind(LayerNorm, ("dimension",)),
+    "Normalize": _Kind(Normalize),
 }
-_NEEDED = {"Dense": ("in_features", "out_features"), "LayerNorm": ("dimension",)}
+"""The modules that may follow the pooling, by sentence-transformers' names."""
 
 
 def dim_after(modules: Sequence[nn.Module], dim: int) -> int:
@@ -222,7 +221,7 @@ def read_module(kind: str, directory: Path) -> nn.Module:
         CheckpointError: the weights are missing, damaged or of other shapes.
     """
     path = directory / "config.json"
-    needed = _NEEDED.get(kind, ())
+    cls, needed, optional = KINDS[kind]
     values = read_json(path) if needed or path.is_file() else {}
     for name in ("module_input_name", "module_output_name"):
         if values.get(name) not in (None, _EMBEDDING):
@@ -232,7 +231,7 @@ def read_module(kind: str, directory: Path) -> nn.Module:
         raise InputError(f"{path}: expected the {absent} of a {kind}, got none")
     try:
         with torch.device("meta"):
-            module = _KINDS[kind](**{name: values[name] for name in _KEYS[kind] if name in values})
+            module = cls(**{name: values[name] for name in (*needed, *optional) if name in values})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     wanted = module.state_dict()
