@@ -46,14 +46,14 @@ def read_state_dict(directory) -> dict[str, Tensor]:
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: expected a directory with {SAFETENSORS} or {PICKLE}, found no directory")
-    if adapter_hint(directory) and has_weights(directory):
+    found = _find_weights(directory)
+    if found is not None and adapter_hint(directory):
         # transformers would apply it, so without it the results would be those of another model.
         raise CheckpointError(
             f"{directory}: expected the weights of a model alone, got a PEFT adapter beside them: remove "
             "adapter_config.json if it is merged into them already; else merge it with peft's `merge_and_unload()` and "
             "save the result in another directory"
         )
-    found = _find_weights(directory)
     if found is not None:
         return _read_shards(directory, found) if found.name.endswith(".index.json") else read_weights_file(found)
     for pattern in _OTHER_FRAMEWORKS:
