@@ -61,14 +61,9 @@ def run_stack(
         how many layers were run; and the hidden states (T, H) after each of them, or only after the last one run.
     """
     on_cpu = x.device.type == "cpu" and ops.current_backend() != "triton"
-    compiling = torch.compiler.is_compiling()
-    if type(layout) is not PackedLayout or type(x) is not Tensor or (compiling and not on_cpu):
+    if not _is_served(x, layout, key, on_cpu):
         return None
-    if compiling and torch.is_grad_enabled() and x.requires_grad:
-        return None  # in a compiler's graph the CPU's call has no gradient
-    if on_cpu and (key is not None or layout.causal):
-        return None  # the CPU's call has neither dropout nor causal attention
-    stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
+    stack = _Stack() if torch.compiler.is_compiling() else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
     modules = list(encoder.layer)
@@ -94,6 +89,18 @@ def run_stack(
         rows=rows if on_cpu else None,
     )
     return None if states is None else (len(layers), states)
+
+
+def _is_served(x: Tensor, layout: Layout, key: DropoutKey | None, on_cpu: bool) -> bool:
+    """Whether the op computes such a pass, whatever the layers are."""
+    if type(layout) is not PackedLayout or type(x) is not Tensor:
+        return False
+    if on_cpu and (key is not None or layout.causal):
+        return False  # the CPU's call has neither dropout nor causal attention
+    if not torch.compiler.is_compiling():
+        return True
+    # In a compiler's graph there is only the CPU's call, which has no gradient there.
+    return on_cpu and not (torch.is_grad_enabled() and x.requires_grad)
 
 
 class _Kind(NamedTuple):
