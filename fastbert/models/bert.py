@@ -140,9 +140,7 @@ class BertModel(PreTrainedModel):
         elif only is not None and self.pooler is not None:
             rows = torch.cat([tokens.pooled_rows(), only])
         show = tokens.shape.show if keep_states else None
-        hidden, states, attentions = self.encoder(
-            hidden, layout=tokens.layout, dropout_key=key, output_hidden_states=bool(keep_states), rows=rows, show=show
-        )
+        hidden, states, attentions = self.encoder(hidden, layout=tokens.layout, dropout_key=key, rows=rows, show=show)
         pooled = None
         if self.pooler is not None and rows is None:
             pooled = self.pooler(tokens.pooled_tokens(hidden))

@@ -65,7 +65,6 @@ class BertEncoder(nn.Module):
         x: Tensor,
         layout: Layout,
         key: DropoutKey | None,
-        keep_states: bool = False,
         rows: Tensor | None = None,
         show: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, list[Tensor] | None, list[Tensor | None]]:
@@ -75,64 +74,47 @@ class BertEncoder(nn.Module):
             x: (T, H).
             layout: which tokens attend to each other.
             key: of dropout; None in evaluation.
-            keep_states: whether all hidden states are returned.
             rows: (R,) int64, the tokens whose last hidden state is needed, or None for all; for the others the last
-                layer computes nothing beyond its attention. Not with ``keep_states``, which is of all tokens.
+                layer computes nothing beyond its attention. Not with ``show``, which is for the states of all tokens.
             show: maps a state (T, H) to the tensor that is returned to the caller and to the tokens (T, H) that the
-                next layer reads, so that gradients with respect to the returned tensor are defined; None for the state
-                itself.
+                next layer reads, so that gradients with respect to the returned tensor are defined; None if only the
+                last state is wanted.
 
         Returns:
-            the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the attention
-            probabilities of each layer, None if the layout does not keep them.
+            the last hidden state (T, H) or (R, H); all L+1 hidden states as ``show`` makes them, the input first, or
+            None; and the attention probabilities of each layer, None if the layout does not keep them.
         """
+        states: list[Tensor] = []
+        attentions: list[Tensor | None] = []
+
+        def shown(state: Tensor) -> Tensor:
+            """Keeps a state for the caller; returns what the next layer reads."""
+            if show is not None:
+                kept, state = show(state)
+                states.append(kept)
+            return state
+
         records = torch.is_grad_enabled()
         recompute = self.gradient_checkpointing and self.training and records
-        shown, first = (x, x) if show is None else show(x)
-        states, count, ran = [shown], 0, None
-        # If the returned states have gradients, each layer reads the previous state through the returned tensor.
-        shows = keep_states and show is not None and records
-        shows = shows and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
-
-        def go_on_with(state: Tensor) -> Tensor:
-            shown, following = show(state)
-            states.append(shown)
-            return following
-
+        x = shown(x)
         if not recompute:
-            ran = run_stack(
-                self,
-                first if shows else x,
-                layout,
-                key,
-                keep_states=keep_states,
-                rows=rows,
-                between=go_on_with if shows else None,
-            )
-        x = first
-        if ran is not None:
-            count, after = ran
-            if not shows:
-                states += after if show is None else [show(state)[0] for state in after]
-            x = after[-1]
-        attentions: list[Tensor | None] = [None] * count
-        for number, layer in enumerate(list(self.layer)[count:], count + 1):
-            wanted = rows if number == len(self.layer) else None
-            if recompute:
-                # Our dropout is replayed by its key; checkpoint() restores torch's generator for adapters (LoRA).
-                rates = (layer.rates,) if hasattr(layer, "rates") else ()  # a module in a layer's place has none
-                result = checkpoint(
-                    layer, x, layout, key, wanted, *rates, use_reentrant=False, context_fn=ops.recomputation
-                )
-            else:
-                result = layer(x, layout, key, wanted)
-            # A module in a layer's place may return the states alone, as transformers' layers do.
-            x, probs = (result, None) if isinstance(result, Tensor) else result
+            # If the returned states have gradients, each layer reads the previous state through the returned tensor.
+            through = show is not None and records
+            through = through and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
+            between = shown if through else None
+            ran = run_stack(self, x, layout, key, keep_states=show is not None, rows=rows, between=between)
+            if ran is not None:
+                count, after = ran
+                attentions += [None] * count
+                if not through:
+                    for state in after:
+                        shown(state)
+                x = after[-1]
+        for number, layer in enumerate(list(self.layer)[len(attentions) :], len(attentions) + 1):
+            x, probs = _call_layer(layer, x, layout, key, rows if number == len(self.layer) else None, recompute)
             attentions.append(probs)
-            if keep_states:
-                shown, x = (x, x) if show is None else show(x)
-                states.append(shown)
-        return x, states if keep_states else None, attentions
+            x = shown(x)
+        return x, states or None, attentions
 
     def run_as_transformers(
         self,
@@ -142,7 +124,7 @@ class BertEncoder(nn.Module):
         show: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
         mask_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, list[Tensor] | None, list[Tensor | None]]:
-        """`run`, all states kept where ``show`` is given, with the dtypes of transformers' encoder under autocast.
+        """`run`, with the dtypes of transformers' encoder under autocast.
 
         There the residuals keep their dtype, and on a GPU autocast runs LayerNorm and softmax in float32. Here states
         have the narrow dtype between the layers and are converted when they are returned.
@@ -152,13 +134,13 @@ class BertEncoder(nn.Module):
         """
         kind = x.device.type
         if not torch.is_autocast_enabled(kind):
-            return self.run(x, layout, key, show is not None, show=show)
+            return self.run(x, layout, key, show=show)
         product = torch.get_autocast_dtype(kind) if x.dtype != torch.float64 else x.dtype  # which autocast leaves alone
         least = torch.promote_types(product, torch.float32) if kind == "cuda" else product
         dtype = torch.promote_types(x.dtype, least)
         score_dtype = torch.promote_types(mask_dtype or least, least)
         wide = None if show is None else (lambda state: show(state if state is x else state.to(dtype)))
-        last, states, attentions = self.run(x, layout, key, show is not None, show=wide)
+        last, states, attentions = self.run(x, layout, key, show=wide)
         return last.to(dtype), states, [None if probs is None else probs.to(score_dtype) for probs in attentions]
 
     @uncompiled_with_mask
@@ -210,7 +192,7 @@ class BertEncoder(nn.Module):
         """
         hooks.look_for_replaced()
         if layout is not None:
-            return self.run(hidden_states, layout, dropout_key, output_hidden_states, rows, show)
+            return self.run(hidden_states, layout, dropout_key, rows, show)
         unknown = [name for name, value in more.items() if not (value is None or value is False or name in _UNREAD)]
         if unknown:  # a mask under another library's name would be left unread
             raise InputError(f"unknown argument of the encoder: {', '.join(sorted(unknown))}")
@@ -293,3 +275,18 @@ class BertEncoder(nn.Module):
         x = hidden_states[0] if row else hidden_states
         x, states, _ = self.run_as_transformers(x, layout, key, shape.show if keep_states else None)
         return EncoderOutput(shape.unpack(x), tuple(states) if states else None)
+
+
+def _call_layer(
+    layer: nn.Module, x: Tensor, layout: Layout, key: DropoutKey | None, rows: Tensor | None, recompute: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The state after one layer, and its attention probabilities or None; arguments as in `BertLayer.forward`."""
+    if recompute:
+        # Our dropout is replayed by its key; checkpoint() restores torch's generator for adapters (LoRA).
+        rates = (layer.rates,) if hasattr(layer, "rates") else ()  # a module in a layer's place has none
+        given = (x, layout, key, rows, *rates)
+        result = checkpoint(layer, *given, use_reentrant=False, context_fn=ops.recomputation)
+    else:
+        result = layer(x, layout, key, rows)
+    # A module in a layer's place may return the states alone, as transformers' layers do.
+    return (result, None) if isinstance(result, Tensor) else result
