@@ -150,15 +150,8 @@ class PreTrainedModel(nn.Module):
             model = cls(config, **init)
         if not is_complete(model, state, **names):
             model = cls(config, **init)
-        if isinstance(dtype, str):
-            # The first floating one's: an ELMo's file may begin with its table of characters.
-            floating = (tensor.dtype for tensor in state.values() if tensor.is_floating_point())
-            named = next(floating, torch.float32) if dtype == "auto" else getattr(torch, dtype, None)
-            if not isinstance(named, torch.dtype):
-                raise InputError(f"dtype must be a torch dtype or its name, or 'auto', got {dtype!r}")
-            dtype = named
         # Also if none was given: the modules have torch's default dtype, which the program may have changed.
-        model.to(torch.float32 if dtype is None else dtype)
+        model.to(_dtype_of(dtype, state))
         model.load_report = load_into(
             model, state, ignore_mismatched_sizes=ignore_mismatched_sizes, source=directory, **names
         )
@@ -349,6 +342,19 @@ class PreTrainedModel(nn.Module):
     activation_checkpointing_enable = gradient_checkpointing_enable
     activation_checkpointing_disable = gradient_checkpointing_disable
     is_activation_checkpointing = is_gradient_checkpointing
+
+
+def _dtype_of(asked: torch.dtype | str | None, state: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """The dtype of the parameters that `from_pretrained` was asked for."""
+    if asked is None:
+        return torch.float32
+    if asked == "auto":
+        # The first floating one's: an ELMo's file may begin with its table of characters.
+        return next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
+    named = getattr(torch, asked, None) if isinstance(asked, str) else asked
+    if not isinstance(named, torch.dtype):
+        raise InputError(f"dtype must be a torch dtype or its name, or 'auto', got {asked!r}")
+    return named
 
 
 def _check_size(config: ModelConfig, state: dict[str, torch.Tensor], source) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import hf_parity as hf
@@ -43,9 +44,12 @@ def test_the_dtype_of_a_file_is_that_of_its_weights(tmp_path):
     assert {name: tensor.dtype for name, tensor in read.state_dict().items()} == {n: t.dtype for n, t in state.items()}
 
 
-def test_a_dtype_that_is_none_is_named(saved):
-    with pytest.raises(InputError, match=r"dtype must be a torch dtype or its name, or 'auto', got 'float99'"):
-        fastbert.BertModel.from_pretrained(saved, dtype="float99")
+@pytest.mark.parametrize("dtype", ["float99", 5, torch.device("cpu")])
+def test_a_dtype_that_is_none_is_named(dtype, saved):
+    """A number and a device were taken for the device to move to."""
+    got = re.escape(repr(dtype))
+    with pytest.raises(InputError, match=f"dtype must be a torch dtype or its name, or 'auto', got {got}$"):
+        fastbert.BertModel.from_pretrained(saved, dtype=dtype)
 
 
 def test_a_file_of_weights_is_no_directory(saved):
