@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..files import whole
 from ..result_files import check_writable
@@ -36,27 +37,22 @@ class PaddedBert(nn.Module):
         self.model = model
 
     @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of what `forward` returns."""
-        name = type(self.model).__name__
-        if name == "BertModel":
-            return ("last_hidden_state",) if self.model.pooler is None else ("last_hidden_state", "pooler_output")
-        if name == "BertForPreTraining":
-            return ("prediction_logits", "seq_relationship_logits")
-        return ("start_logits", "end_logits") if name == "BertForQuestionAnswering" else ("logits",)
-
-    @property
     def dims(self) -> int:
         """The number of dimensions of an input."""
         return 3 if type(self.model).__name__ == "BertForMultipleChoice" else 2
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
-        """Computes the tensors that `outputs` names; outputs of tokens are 0 at masked ones.
+        """The tensors of `named`, in their order."""
+        return tuple(self.named(input_ids, attention_mask, token_type_ids).values())
+
+    def named(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> dict[str, Tensor]:
+        """Computes the model's outputs, by the names in the graph; those of tokens are 0 at masked ones.
 
         Args:
             input_ids, attention_mask, token_type_ids: (B, S) int64, or (B, choices, S) for multiple choice.
         """
-        bert = getattr(self.model, "bert", self.model)
+        model, name = self.model, type(self.model).__name__
+        bert = getattr(model, "bert", model)
         choices = input_ids.shape[:2]
         if self.dims == 3:
             input_ids, attention_mask, token_type_ids = (
@@ -65,24 +61,23 @@ class PaddedBert(nn.Module):
         keep = (attention_mask != 0).unsqueeze(-1)
         hidden = self._encode(bert, input_ids, attention_mask, token_type_ids)
         pooled = None if bert.pooler is None else torch.tanh(bert.pooler.dense(hidden[:, 0]))
-        name = type(self.model).__name__
         if name == "BertModel":
-            hidden = hidden * keep
-            return (hidden,) if pooled is None else (hidden, pooled)
-        if name in ("BertForSequenceClassification", "BertForMultipleChoice"):
-            logits = self.model.classifier(pooled)
-            return (logits.reshape(choices) if self.dims == 3 else logits,)
+            last = {"last_hidden_state": hidden * keep}
+            return last if pooled is None else {**last, "pooler_output": pooled}
+        if name == "BertForMultipleChoice":
+            return {"logits": model.classifier(pooled).reshape(choices)}
+        if name == "BertForSequenceClassification":
+            return {"logits": model.classifier(pooled)}
         if name == "BertForTokenClassification":
-            return (self.model.classifier(hidden) * keep,)
+            return {"logits": model.classifier(hidden) * keep}
         if name == "BertForQuestionAnswering":
-            start, end = (self.model.qa_outputs(hidden) * keep).unbind(-1)
-            return start, end
-        out = []
-        if hasattr(self.model.cls, "predictions"):
-            out.append(self._words(hidden) * keep)
-        if hasattr(self.model.cls, "seq_relationship"):
-            out.append(self.model.cls.seq_relationship(pooled))
-        return tuple(out)
+            return dict(zip(("start_logits", "end_logits"), (model.qa_outputs(hidden) * keep).unbind(-1), strict=True))
+        if name == "BertForMaskedLM":
+            return {"logits": self._words(hidden) * keep}
+        sentences = model.cls.seq_relationship(pooled)
+        if name == "BertForNextSentencePrediction":
+            return {"logits": sentences}
+        return {"prediction_logits": self._words(hidden) * keep, "seq_relationship_logits": sentences}
 
     def _words(self, x: Tensor) -> Tensor:
         head = self.model.cls.predictions
@@ -123,16 +118,7 @@ def write_onnx(found: Source, target: Path) -> None:
             name that exists, or the model is a decoder, has a BiLSTM or only one position.
         CheckpointError: the weights have 2 GiB or more, or the file cannot be written.
     """
-    if target.is_dir():
-        raise InputError(f"{target}: expected the name of an .onnx file, got a directory")
-    if target.is_file() and target.suffix != ".onnx":  # perhaps the weights that are converted
-        raise InputError(f"{target}: expected a new file or an .onnx file to replace, got another file that exists")
-    if found.model.config.is_decoder:
-        raise InputError(f"{target}: only encoders can be written as ONNX, got a model with is_decoder (left to right)")
-    if found.model.config.bilstm_units is not None:
-        raise InputError(f"{target}: only encoders with their heads can be written as ONNX, got a model with a BiLSTM")
-    if found.model.config.max_position_embeddings < 2:  # the exporter makes a size that is always 1 a constant
-        raise InputError(f"{target}: a graph has inputs of any length: expected a model of 2 positions or more, got 1")
+    _check(found.model.config, target)
     model = found.model
     dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     if len(dtypes) > 1:  # an operator's inputs must have one dtype; the widest holds every number of the others
@@ -144,7 +130,7 @@ def write_onnx(found: Source, target: Path) -> None:
     # Three separate tensors: the exporter would make a tensor that is given twice a single input.
     length = min(8, model.config.max_position_embeddings)
     shape = (2, 3, length) if module.dims == 3 else (2, length)
-    example = tuple(torch.ones(shape, dtype=torch.int64) for _ in _INPUTS)
+    example = tuple(torch.zeros(shape, dtype=torch.int64) for _ in _INPUTS)
     try:
         import onnx  # noqa: F401 - torch's exporter imports them itself, after a while
         import onnxscript  # noqa: F401
@@ -160,6 +146,20 @@ def write_onnx(found: Source, target: Path) -> None:
         raise CheckpointError(f"{target}: expected to write it, got: {error.strerror or error}") from error
 
 
+def _check(config: BertConfig, target: Path) -> None:
+    """Raises InputError for a model that has no graph here, or a place where none can be written."""
+    if target.is_dir():
+        raise InputError(f"{target}: expected the name of an .onnx file, got a directory")
+    if target.is_file() and target.suffix != ".onnx":  # perhaps the weights that are converted
+        raise InputError(f"{target}: expected a new file or an .onnx file to replace, got another file that exists")
+    if config.is_decoder:
+        raise InputError(f"{target}: only encoders can be written as ONNX, got a model with is_decoder (left to right)")
+    if config.bilstm_units is not None:
+        raise InputError(f"{target}: only encoders with their heads can be written as ONNX, got a model with a BiLSTM")
+    if config.max_position_embeddings < 2:  # the exporter makes a size that is always 1 a constant
+        raise InputError(f"{target}: a graph has inputs of any length: expected a model of 2 positions or more, got 1")
+
+
 def _export(module: PaddedBert, example: tuple[Tensor, ...]) -> Any:
     batch = torch.export.Dim("batch")
     sequence = torch.export.Dim("sequence", max=module.model.config.max_position_embeddings)
@@ -170,13 +170,14 @@ def _export(module: PaddedBert, example: tuple[Tensor, ...]) -> Any:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
+        names = list(module.named(*example))
         return torch.onnx.export(
             module,
             example,
             dynamo=True,
             opset_version=OPSET,
             input_names=list(_INPUTS),
-            output_names=list(module.outputs),
+            output_names=names,
             dynamic_shapes=(sizes,) * len(_INPUTS),
             verbose=False,
         )
