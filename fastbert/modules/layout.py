@@ -179,48 +179,46 @@ def lay_out(
     Raises:
         InputError: the mask has another shape, or is on the meta device.
     """
-    if attention_mask is not None and attention_mask.is_meta:
-        raise InputError("attention_mask: expected a tensor with numbers, got one on the meta device")
+    _check_mask(attention_mask, batch_size, seqlen)
 
     def rectangle(mask: Tensor | None, keep: Tensor | None) -> tuple[Packing, PaddedLayout, Tensor | None]:
         mask = _causal_mask(mask, seqlen, device) if causal else mask
         return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen, probabilities), keep
 
-    square = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen
-    if square:
-        _check_square(attention_mask, batch_size, seqlen)
-    elif attention_mask is not None and attention_mask.shape != (batch_size, seqlen):
-        raise InputError(
-            f"attention_mask must be {(batch_size, seqlen)} or 4-D with {seqlen} keys, "
-            f"got {tuple(attention_mask.shape)}"
-        )
     if is_transformed():
         ops.refuse_variant("an export, torch.func and forward-mode differentiation take the padded path")
         return rectangle(*_without_a_look(attention_mask, (batch_size, seqlen)))
     keep = attention_mask
-    if square:
+    if keep is not None and keep.dim() == 4:
         keep = keys_kept(attention_mask)
         if keep is None:
             what = "wants a gradient" if wants_gradient(attention_mask) else "differs between queries or heads"
             say_padded(f"the 4-D attention mask {what}, so tokens cannot be packed")
             return rectangle(_added_to_scores(attention_mask), None)
         keep = keep.expand(batch_size, seqlen)
-    if probabilities:
-        reason = "attention probabilities were asked for"
-    else:
-        whole = keep is None
-        packing = Packing.full(batch_size, seqlen, device) if whole else ops.read_mask(keep, first_column=first_column)
-        if packing is not None and (not distances or packing.keeps_distances()):
+    reason = "attention probabilities were asked for"
+    if not probabilities:
+        if keep is None:
+            packing = Packing.full(batch_size, seqlen, device)
+        else:
+            packing = ops.read_mask(keep, first_column=first_column)
+        reason = _why_padded(packing, distances)
+        if reason is None:
             return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
-        # A masked token can only be computed in the padded batch.
-        reason = "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
-        if packing is not None:
-            reason = "a token between others is masked, and scores depend on the distance of two tokens"
     say_padded(reason)
     if keep is None:
         return rectangle(None, None)
     keep = keep != 0
     return rectangle(additive_mask(keep), keep)
+
+
+def _why_padded(packing: Packing | None, distances: bool) -> str | None:
+    """Why a batch that was packed so must be computed with its padding; None if it need not."""
+    if packing is None:  # a masked token can only be computed in the padded batch
+        return "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
+    if distances and not packing.keeps_distances():
+        return "a token between others is masked, and scores depend on the distance of two tokens"
+    return None
 
 
 def _without_a_look(mask: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
@@ -244,8 +242,18 @@ def with_first_column(keep: Tensor) -> Tensor:
     return keep | (first & keep.any(1, keepdim=True))
 
 
-def _check_square(mask: Tensor, batch_size: int, seqlen: int) -> None:
-    """Raises InputError for a 4-D mask of another shape, or of integers, which might be a bool or an additive mask."""
+def _check_mask(mask: Tensor | None, batch_size: int, seqlen: int) -> None:
+    """Raises InputError for a mask of another shape, or a 4-D one of integers, which might be bool or additive."""
+    if mask is None:
+        return
+    if mask.is_meta:
+        raise InputError("attention_mask: expected a tensor with numbers, got one on the meta device")
+    if mask.dim() != 4 or mask.shape[-1] != seqlen:
+        if mask.shape == (batch_size, seqlen):
+            return
+        raise InputError(
+            f"attention_mask must be {(batch_size, seqlen)} or 4-D with {seqlen} keys, got {tuple(mask.shape)}"
+        )
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InputError(
             f"a 4-D attention_mask must be bool (True = keep) or floating (added to scores), got {mask.dtype}"
