@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..config import BertConfig
 from ..errors import InputError
-from ..model_config import ModelConfig
 from ..modules import hooks
 from ..modules.bilstm import HeadBiLSTM
 from ..modules.embeddings import BertEmbeddings
@@ -114,8 +113,8 @@ class BertModel(PreTrainedModel):
         hooks.look_for_replaced()
         config = self.config
         key = rng.current() if self.training else None
-        keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        keep_attentions = config.output_attentions if output_attentions is None else output_attentions
+        keep_states = self._wants("output_hidden_states", output_hidden_states)
+        keep_attentions = self._wants("output_attentions", output_attentions)
         tokens = open_tokens(
             config,
             key,
@@ -127,7 +126,7 @@ class BertModel(PreTrainedModel):
             cu_seq_lens_q if cu_seqlens is None else cu_seqlens,
             max_length_q if max_seqlen is None else max_seqlen,
             needs_first_column=self.pooler is not None,
-            needs_attentions=bool(keep_attentions),
+            needs_attentions=keep_attentions,
         )
         if keep_attentions and tokens.shape.packing is None:
             raise InputError("attention probabilities are kept for (B, S) batches only, got packed tokens")
@@ -208,12 +207,7 @@ class BertModel(PreTrainedModel):
             hidden_states=made.hidden_states,
             attentions=made.attentions,
         )
-        return as_asked(output, return_dict, self.config)
-
-
-def as_asked(output, return_dict: bool | None, config: ModelConfig):
-    """The output object, or its tuple if ``return_dict``, or without it the configuration, says so."""
-    return output if (config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return self._as_asked(output, return_dict)
 
 
 def encoded_by(model: nn.Module, *inputs: Any, **options: Any) -> Encoded:
@@ -265,8 +259,7 @@ class BertHead(PreTrainedModel):
         On a CPU, and in training on a GPU if ``last_layer`` is "needed", the last layer computes only that token after
         its attention, unless its states are asked for, are seen by a hook or are read by a BiLSTM.
         """
-        config, keep_states = self.config, options.get("output_hidden_states")
-        keep_states = config.output_hidden_states if keep_states is None else keep_states
+        keep_states = self._wants("output_hidden_states", options.get("output_hidden_states"))
         wanted = self.training and self.last_layer == "needed"
         if not wanted and self.device.type == "cpu":
             wanted = not (torch.compiler.is_compiling() or is_transformed())  # traced graphs stay as they were

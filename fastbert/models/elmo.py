@@ -24,7 +24,6 @@ from ..modules.elmo import ElmoEmbeddings, ElmoEncoder
 from ..modules.linear import apply_linear
 from ..outputs import BertModelOutput, PreTrainingOutput
 from ..packing import PackedBatch, cu_seqlens_from_lengths
-from .bert import as_asked
 from .checks import check_range
 from .pretrained import PreTrainedModel
 
@@ -110,10 +109,10 @@ class ElmoModel(ElmoPreTrainedModel):
             InputError: not a packed batch, or an id or characters that do not fit.
         """
         forward, backward, _ = self.states(batch, characters)
-        keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        keep = self._wants("output_hidden_states", output_hidden_states)
         both = [torch.cat(pair, 1) for pair in zip(forward, backward, strict=True)][0 if keep else -1 :]
         output = BertModelOutput(last_hidden_state=both[-1], hidden_states=tuple(both) if keep else None)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
     def of_words(self, sentences: Sequence[Sequence[str]], **options: Any) -> tuple[PackedBatch, BertModelOutput]:
         """Encodes whole words, whether a vocabulary has them or not, by their characters.
@@ -203,7 +202,7 @@ class ElmoForPreTraining(ElmoPreTrainedModel):
             logits.append(apply_linear(self.decoder, encoder.dropout(states, last, side, key).index_select(0, rows)))
         before = batch.input_ids.index_select(0, places)
         loss = (ops.cross_entropy(logits[0], labels) + ops.cross_entropy(logits[1], before)) / 2
-        return as_asked(PreTrainingOutput(loss=loss, mlm_loss=loss, mlm_logits=logits[0]), return_dict, self.config)
+        return self._as_asked(PreTrainingOutput(loss=loss, mlm_loss=loss, mlm_logits=logits[0]), return_dict)
 
 
 def _places_with_next(batch: PackedBatch) -> Tensor:

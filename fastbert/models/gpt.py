@@ -22,7 +22,7 @@ from ..outputs import BertModelOutput, CausalLMOutput
 from ..packing import PackedBatch
 from ..rng import EMBEDDING_SITE, DropoutKey
 from . import gpt_files
-from .bert import Encoded, as_asked, encoded_by
+from .bert import Encoded, encoded_by
 from .checks import check_tensors
 from .inputs import open_tokens
 from .pretrained import PreTrainedModel
@@ -134,7 +134,7 @@ class GPTModel(GPTPreTrainedModel):
         hooks.look_for_replaced()
         config = self.config
         key = rng.current() if self.training else None
-        keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        keep_states = self._wants("output_hidden_states", output_hidden_states)
         tokens = open_tokens(
             config, key, input_ids, inputs_embeds, attention_mask, None, position_ids, cu_seqlens, max_seqlen
         )
@@ -222,7 +222,7 @@ class GPTModel(GPTPreTrainedModel):
             encoded.append(made)
         hidden = made.tokens.unpack(made.hidden)
         output = BertModelOutput(last_hidden_state=hidden, hidden_states=made.hidden_states)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
 
 class GPTForPreTraining(GPTPreTrainedModel):
@@ -307,7 +307,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
             self.logits, self.lm_head.out_features, encoded, following, input_ids, output_logits
         )
         output = CausalLMOutput(loss, logits, encoded.hidden_states, None, at_labels, loss)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
     def generate(
         self,

@@ -18,7 +18,7 @@ from ..gpt_config import GPTConfig
 from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput
 from ..packing import PackedBatch
-from .bert import Encoded, HeadDropout, apply_head_dropout, as_asked, encoded_by
+from .bert import Encoded, HeadDropout, apply_head_dropout, encoded_by
 from .checks import check_labels
 from .gpt import GPTModel, GPTPreTrainedModel
 from .logits import choice_logits, classification_loss
@@ -114,7 +114,7 @@ class GPTForSequenceClassification(GPTHead):
         if labels is not None:
             loss = classification_loss(logits, labels, self.num_labels, self.config.problem_type)
             loss = self._with_lm(loss, encoded, input_ids, lm_weight)
-        return as_asked(LogitsOutput(loss, logits, encoded.hidden_states), return_dict, self.config)
+        return self._as_asked(LogitsOutput(loss, logits, encoded.hidden_states), return_dict)
 
 
 class GPTForMultipleChoice(GPTHead):
@@ -153,4 +153,4 @@ class GPTForMultipleChoice(GPTHead):
         if labels is not None:
             check_labels(labels, logits.shape[1])
             loss = self._with_lm(ops.cross_entropy(logits, labels), encoded, input_ids, lm_weight)
-        return as_asked(LogitsOutput(loss, logits, encoded.hidden_states), return_dict, self.config)
+        return self._as_asked(LogitsOutput(loss, logits, encoded.hidden_states), return_dict)

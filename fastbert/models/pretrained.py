@@ -202,6 +202,14 @@ class PreTrainedModel(nn.Module):
         """The tensors that `save_pretrained` writes for those of ``state_dict``: the inverse of `tensors_from_file`."""
         return state
 
+    def _wants(self, name: str, given: bool | None) -> bool:
+        """An option of a call, such as ``output_hidden_states``: as given, or for None as the configuration has it."""
+        return bool(getattr(self.config, name) if given is None else given)
+
+    def _as_asked(self, output, return_dict: bool | None):
+        """The output object, or its tuple if ``return_dict``, or without it the configuration, says so."""
+        return output if self._wants("return_dict", return_dict) else output.to_tuple()
+
     @property
     def base_model(self) -> nn.Module:
         """The model below the head; the model itself if it has no head."""

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..modules.heads import BertPreTrainingHeads
 from ..outputs import LogitsOutput, PreTrainingOutput
 from ..packing import PackedBatch
-from .bert import BertHead, Encoded, as_asked
+from .bert import BertHead, Encoded
 from .checks import check_labels, check_range
 
 
@@ -177,7 +177,7 @@ class BertForPreTraining(BertHead):
             mlm_logits=mlm_logits,
             nsp_logits=nsp_logits,
         )
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
 
 class BertForMaskedLM(BertHead):
@@ -224,7 +224,7 @@ class BertForMaskedLM(BertHead):
         encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
         loss, mlm_logits, logits = _masked_lm(self.cls, encoded, labels, input_ids, output_logits, bool(only))
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions, mlm_logits)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
 
 class BertForNextSentencePrediction(BertHead):
@@ -273,4 +273,4 @@ class BertForNextSentencePrediction(BertHead):
         if labels is None and isinstance(input_ids, PackedBatch):
             labels = input_ids.nsp_labels
         output = LogitsOutput(_next_sentence(logits, labels), logits, encoded.hidden_states, encoded.attentions)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)

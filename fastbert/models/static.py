@@ -11,7 +11,6 @@ from ..errors import InputError
 from ..model_config import COMMON, ModelConfig
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
-from .bert import as_asked
 from .checks import check_range
 from .pretrained import PreTrainedModel
 
@@ -91,6 +90,6 @@ class StaticEncoder(PreTrainedModel):
             raise InputError(f"static vectors take a PackedBatch, got {type(batch).__name__}")
         check_range("input_ids", batch.input_ids, self.config.vocab_size, "the vocabulary has")
         vectors = self.embeddings.word_embeddings(batch.input_ids)
-        keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        keep = self._wants("output_hidden_states", output_hidden_states)
         output = BertModelOutput(last_hidden_state=vectors, hidden_states=(vectors,) if keep else None)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, QuestionAnsweringOutput
 from ..packing import PackedBatch
-from .bert import BertHead, apply_head_dropout, as_asked
+from .bert import BertHead, apply_head_dropout
 from .checks import check_labels, check_tensors
 from .logits import choice_logits, classification_loss
 
@@ -76,7 +76,7 @@ class BertForSequenceClassification(BertHead):
         if labels is not None:
             loss = classification_loss(logits, labels, self.num_labels, self.config.problem_type)
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
 
 class BertForMultipleChoice(BertHead):
@@ -147,7 +147,7 @@ class BertForMultipleChoice(BertHead):
             check_labels(labels, logits.shape[1])
             loss = ops.cross_entropy(logits, labels)
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
     @staticmethod
     def _choices_of(input_ids: Tensor | None, embeds: Tensor | None) -> int:
@@ -214,7 +214,7 @@ class BertForTokenClassification(BertHead):
             check_labels(labels, self.num_labels)
             loss = ops.cross_entropy(logits, labels)
         output = LogitsOutput(loss, encoded.tokens.unpack(logits), encoded.hidden_states, encoded.attentions)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
 
 class BertForQuestionAnswering(BertHead):
@@ -276,7 +276,7 @@ class BertForQuestionAnswering(BertHead):
             loss = (losses[0] + losses[1]) / 2
         start, end = tokens.unpack(logits).unbind(-1)
         output = QuestionAnsweringOutput(loss, start, end, encoded.hidden_states, encoded.attentions)
-        return as_asked(output, return_dict, self.config)
+        return self._as_asked(output, return_dict)
 
     @staticmethod
     def _rows(logits: Tensor, tokens) -> tuple[Tensor, Tensor]:
