@@ -30,15 +30,15 @@ def table_rows(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(content) < _FOOTER or struct.unpack("<Q", content[-8:])[0] != _MAGIC:
         raise ValueError("its last bytes are not those of a table")
     footer = content[-_FOOTER:]
-    meta, at = _handle(footer, 0)
-    index, _ = _handle(footer, at)
-    if list(_block(content, *meta)):
+    meta, at = _read_handle(footer, 0)
+    index, _ = _read_handle(footer, at)
+    if list(_read_block(content, *meta)):
         raise ValueError("it has meta blocks, which TensorFlow does not write")
-    for _, value in _block(content, *index):
-        yield from _block(content, *_handle(value, 0)[0])
+    for _, value in _read_block(content, *index):
+        yield from _read_block(content, *_read_handle(value, 0)[0])
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 64, 7):
         byte = data[at]
@@ -49,13 +49,13 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number is longer than 64 bits")
 
 
-def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    offset, at = _varint(data, at)
-    size, at = _varint(data, at)
+def _read_handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
+    offset, at = _read_varint(data, at)
+    size, at = _read_varint(data, at)
     return (offset, size), at
 
 
-def _block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+def _read_block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """The rows of one block, in which each key is stored as its difference from the one before."""
     block = content[offset : offset + size]
     trailer = content[offset + size : offset + size + _TRAILER]
@@ -70,9 +70,9 @@ def _block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byte
     end = len(block) - 4 - 4 * struct.unpack("<I", block[-4:])[0]
     at, key = 0, b""
     while at < end:
-        shared, at = _varint(block, at)
-        fresh, at = _varint(block, at)
-        length, at = _varint(block, at)
+        shared, at = _read_varint(block, at)
+        fresh, at = _read_varint(block, at)
+        length, at = _read_varint(block, at)
         if shared > len(key) or at + fresh + length > end:
             raise ValueError("a row ends outside its block")
         key = key[:shared] + block[at : at + fresh]
@@ -83,7 +83,7 @@ def _block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byte
 def unpacked_snappy(block: bytes) -> bytes:
     """Decompresses a block in Snappy's format (google/snappy, format_description.txt), in which some builds of
     TensorFlow write indices: its length, then pieces, which are literal bytes or copies of earlier output."""
-    size, at = _varint(block, 0)
+    size, at = _read_varint(block, 0)
     if not 4 <= size <= MAX_BYTES:
         raise ValueError(f"a compressed block says that it has {size} bytes")
     out = bytearray()
@@ -146,15 +146,15 @@ def _append_block(out: bytearray, rows: list[tuple[bytes, bytes]], restart_every
                 shared += 1
         elif i:
             restarts.append(len(block))
-        block += _number(shared) + _number(len(key) - shared) + _number(len(value)) + key[shared:] + value
+        block += _varint(shared) + _varint(len(key) - shared) + _varint(len(value)) + key[shared:] + value
         before = key
     block += struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
-    handle = _number(len(out)) + _number(len(block))
+    handle = _varint(len(out)) + _varint(len(block))
     out += block + b"\0" + struct.pack("<I", masked(crc32c(b"\0", crc32c(block))))
     return handle
 
 
-def _number(value: int) -> bytes:
+def _varint(value: int) -> bytes:
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

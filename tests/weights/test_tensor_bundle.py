@@ -146,12 +146,12 @@ def test_rows_that_lie_are_refused(row):
     block = row + struct.pack("<2I", 0, 1)
     content = block + b"\0" + struct.pack("<I", masked(crc32c(b"\0", crc32c(block))))
     with pytest.raises(ValueError, match="a row ends outside its block"):
-        list(leveldb._block(content, 0, len(block)))
+        list(leveldb._read_block(content, 0, len(block)))
 
 
 def test_a_number_without_an_end_is_refused():
     with pytest.raises(ValueError, match="longer than 64 bits"):
-        leveldb._varint(b"\x80" * 10 + b"\1", 0)
+        leveldb._read_varint(b"\x80" * 10 + b"\1", 0)
 
 
 @pytest.mark.parametrize("shards", [0, -1, 1 << 40])
@@ -214,7 +214,7 @@ def test_blocks_compressed_by_snappy_are_read(tmp_path, monkeypatch):
         plain = bytearray()
         append(plain, rows, restart_every)
         packed = codec.compress(bytes(plain[:-5]), asbytes=True)
-        handle = leveldb._number(len(out)) + leveldb._number(len(packed))
+        handle = leveldb._varint(len(out)) + leveldb._varint(len(packed))
         out += packed + b"\1" + struct.pack("<I", masked(crc32c(b"\1", crc32c(packed))))
         return handle
 
