@@ -87,28 +87,27 @@ def read_settings(directory: Path) -> SentenceSettings:
     modules = [read_module(kind, path) for kind, path in zip(kinds[2:], rest, strict=True)]
     modes, include_prompt = _read_pooling(pooling / "config.json")
     max_seqlen, do_lower_case = _read_transformer(transformer)
-    config_file = directory / CONFIG
-    config = read_json(config_file) if config_file.is_file() else {}
-    prompts, prompt = _read_prompts(config_file, config)
+    config = _read_optional(directory / CONFIG)
+    prompts, prompt = _read_prompts(directory / CONFIG, config)
     truncate_dim = config.get("truncate_dim")
     if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
-        raise InputError(f"{config_file}: expected truncate_dim of 1 or more, got {truncate_dim!r:.100}")
+        raise InputError(f"{directory / CONFIG}: expected truncate_dim of 1 or more, got {truncate_dim!r:.100}")
     # Only a last Normalize is optional; those between other modules belong to the model.
     kept = [module for module in modules if not isinstance(module, Dropout)]
     normalize = bool(kept) and isinstance(kept[-1], Normalize)
     return SentenceSettings(
-        transformer,
-        pooling / "config.json",
-        modes,
-        include_prompt,
-        tuple(kept[:-1] if normalize else kept),
-        normalize,
-        max_seqlen,
-        do_lower_case,
-        prompts,
-        prompt,
-        truncate_dim,
-        config,
+        model_directory=transformer,
+        pooling_file=pooling / "config.json",
+        pooling=modes,
+        include_prompt=include_prompt,
+        modules=tuple(kept[:-1] if normalize else kept),
+        normalize=normalize,
+        max_seqlen=max_seqlen,
+        do_lower_case=do_lower_case,
+        prompts=prompts,
+        prompt=prompt,
+        truncate_dim=truncate_dim,
+        config=config,
     )
 
 
@@ -163,6 +162,17 @@ def _read_transformer(directory: Path) -> tuple[int | None, bool]:
     if not path.exists():  # early releases named it after the kind of model, such as sentence_roberta_config.json
         path = next(iter(sorted(directory.glob("sentence_*_config.json"))), path)
     values = _read_optional(path)
+    _check_computed(path, values)
+    length = values.get("max_seq_length")
+    if length is None:  # as in files of sentence-transformers 6
+        length = _model_max_length(directory)
+    elif isinstance(length, bool) or not isinstance(length, int) or length < 3:
+        raise InputError(f"{path}: expected max_seq_length of 3 or more, got {length!r:.100}")
+    return length, bool(values.get("do_lower_case", False))
+
+
+def _check_computed(path: Path, values: Mapping[str, Any]) -> None:
+    """Raises InputError for what sentence_bert_config.json changes of tokens or vectors, except their length."""
     for name, computed in _COMPUTED.items():
         if values.get(name) not in (None, computed):
             raise InputError(f"{path}: expected {name} {computed!r}, got {values[name]!r:.100}")
@@ -175,12 +185,6 @@ def _read_transformer(directory: Path) -> tuple[int | None, bool]:
         other = sorted(set(given) - _HARMLESS) if isinstance(given, dict) else [given]
         if other:
             raise InputError(f"{path}: expected no {name} that change what is computed, got {other[0]!s:.100}")
-    length = values.get("max_seq_length")
-    if length is None:  # as in files of sentence-transformers 6
-        length = _model_max_length(directory)
-    elif isinstance(length, bool) or not isinstance(length, int) or length < 3:
-        raise InputError(f"{path}: expected max_seq_length of 3 or more, got {length!r:.100}")
-    return length, bool(values.get("do_lower_case", False))
 
 
 def _model_max_length(directory: Path) -> int | None:
