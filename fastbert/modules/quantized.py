@@ -135,16 +135,9 @@ def quantize(model: Model) -> Model:
     modules = list(inner.modules()) if isinstance(inner, nn.Module) else []
     found = [] if not modules else list(_quantizable(inner))
     if not any(encoder.places for encoder in found):
-        hint = ""
-        if modules and is_quantized(inner):
-            hint = ", which is quantised already"
-        elif found:
-            hint = ", whose dense layers have hooks, as accelerate's, or are of another class than torch's Linear"
-        elif any(type(module).__module__.startswith("transformers.") for module in modules):
-            # Its class often has the name of one of ours, so that the sentence would make no sense without this.
-            hint = " of transformers' modules: quantize(fastbert.patch(model))"
         raise InputError(
-            f"quantize needs a model with fastbert's BertEncoder of float layers, got {type(model).__name__}{hint}"
+            f"quantize needs a model with fastbert's BertEncoder of float layers, got {type(model).__name__}"
+            f"{_of_unquantizable(modules, bool(found))}"
         )
     elsewhere = next((p.device for p in inner.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
@@ -154,6 +147,18 @@ def quantize(model: Model) -> Model:
     inner.eval().requires_grad_(False)
     hardware.give_back_freed_memory()  # that of the float weights
     return model
+
+
+def _of_unquantizable(modules: list[nn.Module], has_encoder: bool) -> str:
+    """The end of the sentence about a model without a layer to quantise."""
+    if any(isinstance(module, QuantizedLinear) for module in modules):
+        return ", which is quantised already"
+    if has_encoder:
+        return ", whose dense layers have hooks, as accelerate's, or are of another class than torch's Linear"
+    if any(type(module).__module__.startswith("transformers.") for module in modules):
+        # Its class often has the name of one of ours, so that the sentence would make no sense without this.
+        return " of transformers' modules: quantize(fastbert.patch(model))"
+    return ""
 
 
 def _quantized(model: nn.Module, found: list[Quantizable]) -> list[tuple[nn.Module, str, QuantizedLinear]]:
