@@ -68,6 +68,25 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
     if pads is not None and pads not in PADS:
         raise InputError(f"pads must be one of {', '.join(PADS)} or None, got {pads!r:.50}")
+    found = _encoders(model)
+    if pads == "computed" and any(family is None for _, family in found):
+        raise InputError("pads='computed' is for transformers' models, got a TransformerEncoder of torch")
+    answering = {child for module in model.modules() for child in _read_at_pads(module)}
+    for module, family in found:
+        before = module.__dict__.get(PADS_KEY, "zeros")
+        module.__dict__[PADS_KEY] = pads or ("computed" if module in answering else before)
+        if not is_patched(module):
+            _change_class(module, patched_class(type(module), family))
+    return model
+
+
+def _encoders(model: nn.Module) -> list[tuple[nn.Module, Family | None]]:
+    """The encoders that `patch` changes, each with its family, None for torch's; without those inside models of
+    transformers that are changed themselves.
+
+    Raises:
+        InputError: there is none, or one cannot be patched.
+    """
     found: list[tuple[nn.Module, Family | None]] = []
     inside: set[nn.Module] = set()  # encoders of models that are patched themselves
     for module in model.modules():
@@ -78,22 +97,14 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         found.append((module, family))
         if family is not None:
             inside.add(family.encoder_of(module))
+    if not found and any(isinstance(module, BertEncoder) for module in model.modules()):
+        raise InputError(f"patch needs a model of transformers or torch, got fastbert's own {type(model).__name__}")
     if not found:
-        if any(isinstance(module, BertEncoder) for module in model.modules()):
-            raise InputError(f"patch needs a model of transformers or torch, got fastbert's own {type(model).__name__}")
         raise InputError(
             "patch needs a BertModel of transformers, a related model such as RoBERTa, ELECTRA or DistilBERT, or a "
             f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none"
         )
-    if pads == "computed" and any(family is None for _, family in found):
-        raise InputError("pads='computed' is for transformers' models, got a TransformerEncoder of torch")
-    answering = {child for module in model.modules() for child in _read_at_pads(module)}
-    for module, family in found:
-        before = module.__dict__.get(PADS_KEY, "zeros")
-        module.__dict__[PADS_KEY] = pads or ("computed" if module in answering else before)
-        if not is_patched(module):
-            _change_class(module, patched_class(type(module), family))
-    return model
+    return found
 
 
 def unpatch(model: Model) -> Model:
