@@ -99,15 +99,12 @@ def _continue(model, rows, count: int, filters: tuple, draws: Tensor | None, end
         cache = KeyValueCache(*room, device=device, dtype=model.dtype)
     chosen: list[Tensor] = []
     for step in range(count):
-        if cache is None or not step:
-            layout = None if cache is None else cache.first(batch.cu_seqlens, batch.max_seqlen)
-            if cache is None and step:
-                made = torch.stack(chosen, 1).tolist()
-                batch = PackedBatch.from_sequences([a + b for a, b in zip(rows, made, strict=True)]).to(device)
-            hidden = decoder.embed(batch.input_ids, batch.position_ids, None)
-            layout = layout or PackedLayout(batch.cu_seqlens, batch.max_seqlen, causal=True)
-            hidden = decoder.run(hidden, layout, None)[0]
-            last = hidden.index_select(0, batch.cu_seqlens[1:].long() - 1)
+        if cache is None:
+            made = torch.stack(chosen, 1).tolist() if chosen else [[]] * len(rows)
+            batch = PackedBatch.from_sequences([a + b for a, b in zip(rows, made, strict=True)]).to(device)
+            last = _last_states(decoder, batch, PackedLayout(batch.cu_seqlens, batch.max_seqlen, causal=True))
+        elif not step:
+            last = _last_states(decoder, batch, cache.first(batch.cu_seqlens, batch.max_seqlen))
         else:
             places = cache.lengths
             last = decoder.run(decoder.embed(chosen[-1], places, None), cache.step(), None)[0]
@@ -121,6 +118,12 @@ def _continue(model, rows, count: int, filters: tuple, draws: Tensor | None, end
         if bool(done.all()):
             break
     return torch.stack(chosen, 1) if chosen else torch.empty(len(rows), 0, dtype=torch.int64, device=device)
+
+
+def _last_states(decoder, batch: PackedBatch, layout) -> Tensor:
+    """(B, H), the states of the last tokens of the sequences."""
+    hidden, _ = decoder.run(decoder.embed(batch.input_ids, batch.position_ids, None), layout, None)
+    return hidden.index_select(0, batch.cu_seqlens[1:].long() - 1)
 
 
 def filtered(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
@@ -155,6 +158,7 @@ def _draw(logits: Tensor, draws: Tensor) -> Tensor:
 
 
 def _rows(prompts, attention_mask: Tensor | None) -> list[list[int]]:
+    """The ids of each prompt, without pads. Raises InputError for another form, or a mask that does not fit."""
     if not isinstance(prompts, Tensor):
         if attention_mask is not None:
             raise InputError("attention_mask goes with a tensor of prompts, got sequences")
@@ -176,6 +180,7 @@ def _rows(prompts, attention_mask: Tensor | None) -> list[list[int]]:
 
 
 def _ends(given) -> list[int]:
+    """The end tokens. Raises InputError for what is neither an id nor several."""
     refused = InputError(f"eos_token_id must be an id or a list of ids, got {given!r:.100}")
     if given is None:
         return []
@@ -191,6 +196,7 @@ def _ends(given) -> list[int]:
 
 
 def _check_whole(**options: Any) -> None:
+    """Raises InputError for an option that is no whole number, or a too small one."""
     least = {"max_new_tokens": 0, "top_k": 1, "seed": 0}
     for name, value in options.items():
         if value is None and name != "max_new_tokens":
@@ -200,6 +206,7 @@ def _check_whole(**options: Any) -> None:
 
 
 def _check(config, rows, count: int, temperature: float, top_p: float | None) -> None:
+    """Raises InputError for prompts that the model cannot read or continue, or sampling options out of range."""
     if not rows or not all(rows):
         raise InputError("expected prompts of at least one token, got an empty one")
     if not isinstance(temperature, Real) or not temperature > 0:
@@ -218,5 +225,6 @@ def _check(config, rows, count: int, temperature: float, top_p: float | None) ->
 
 
 def _until_end(row: list[int], ends: list[int]) -> list[int]:
+    """The tokens up to the first end token, which is kept."""
     place = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
     return row[: place + 1]
