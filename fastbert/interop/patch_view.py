@@ -29,7 +29,6 @@ _TABLE_SIZES = {
     "position_embeddings": "max_position_embeddings",
     "token_type_embeddings": "type_vocab_size",
 }
-_TABLES = tuple(_TABLE_SIZES)
 # Hooks that transformers and PEFT register themselves, and that work for any shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
@@ -134,30 +133,25 @@ class View:
 
     def _borrow_embeddings(self, theirs: nn.Module) -> None:
         self.embeddings.config = copy.copy(self.config)
-        for name in (*_TABLES, "LayerNorm"):
-            setattr(self.embeddings, name, theirs._modules[name])
-        self.norms.append(self.embeddings.LayerNorm)
+        self.tables = {name: theirs._modules[name] for name in _TABLE_SIZES}
+        norm = theirs._modules["LayerNorm"]
+        for name, module in {**self.tables, "LayerNorm": norm}.items():
+            setattr(self.embeddings, name, module)
+        self.norms.append(norm)
         self.embedding_dropout = theirs._modules["dropout"]
         self.buffers = theirs._buffers
         self.usual_buffers: tuple[list, list] = [], []
 
     def _check_buffers(self) -> None:
-        """Raises Unservable if the default position_ids are not 0, 1, 2, ... or the default token_type_ids not 0."""
+        """`_check_default_ids`, after the buffers have changed: comparing them waits for a GPU."""
         held = [self.buffers.get(name) for name in ("position_ids", "token_type_ids")]
-        # Only compared after they have changed, since that waits for a GPU.
         versions = [0 if x is None or x.is_inference() else x._version for x in held]
-        seen, seen_versions = self.usual_buffers
-        if any(x is not None and x.is_meta for x in held) or (
-            versions == seen_versions and all(x is y for x, y in zip(held, seen, strict=True))
-        ):
+        usual, usual_versions = self.usual_buffers
+        if versions == usual_versions and all(x is y for x, y in zip(held, usual, strict=True)):
             return
-        positions, types = held
-        usual = None if positions is None else torch.arange(positions.shape[-1], device=positions.device)
-        if usual is not None and bool((positions != usual).any()):
-            raise Unservable("the embeddings' position_ids are not 0, 1, 2 and so on")
-        if types is not None and bool(types.any()):
-            raise Unservable("the embeddings' token_type_ids are not zeros")
-        self.usual_buffers = held, versions
+        if not any(x is not None and x.is_meta for x in held):
+            _check_default_ids(*held)
+            self.usual_buffers = held, versions
 
     def follow(self) -> bool:
         """Takes over what may change from call to call: dropout rates, modes, recomputation.
@@ -201,19 +195,27 @@ class View:
 
     def _follow_embeddings(self) -> bool:
         """`follow` for the embeddings; returns whether they have any dropout."""
-        for name in _TABLES[1:]:  # word embeddings that are not a plain table are called as they are
-            table = getattr(self.embeddings, name)
-            if not is_plain_table(table):
+        for name, table in self.tables.items():
+            # Word embeddings that are not a plain table are called as they are.
+            if name != "word_embeddings" and not is_plain_table(table):
                 raise Unservable(f"{name} does more than to look rows up: {_in_a_line(table)}")
-        for name, size in _TABLE_SIZES.items():
-            # A resized table remains the same module with another weight.
-            weight = getattr(getattr(self.embeddings, name), "weight", None)
+            weight = getattr(table, "weight", None)  # of a resized table, which remains the same module
             if isinstance(weight, torch.Tensor) and weight.dim() == 2:
-                setattr(self.config, size, weight.shape[0])
+                setattr(self.config, _TABLE_SIZES[name], weight.shape[0])
         self._check_buffers()
         dropout = self.embedding_dropout
         self.embeddings.config.hidden_dropout_prob = dropout.p if dropout.training else 0.0
         return bool(self.embeddings.config.hidden_dropout_prob)
+
+
+def _check_default_ids(position_ids: torch.Tensor | None, token_type_ids: torch.Tensor | None) -> None:
+    """Raises Unservable if the ids that the embeddings take by default are not 0, 1, 2, ... and zeros."""
+    if position_ids is not None:
+        usual = torch.arange(position_ids.shape[-1], device=position_ids.device)
+        if bool((position_ids != usual).any()):
+            raise Unservable("the embeddings' position_ids are not 0, 1, 2 and so on")
+    if token_type_ids is not None and bool(token_type_ids.any()):
+        raise Unservable("the embeddings' token_type_ids are not zeros")
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
