@@ -16,7 +16,8 @@ from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..hints import download_hint
 from ..weights.kin import as_bert, read_bert_config
-from ..weights.loading import canonical_keys, check_unquantized, load_into, padded_vocabulary
+from ..weights.loading import canonical_keys, check_unquantized, load_into
+from ..weights.misfit import padded_vocabulary
 from ..weights.names import canonical_name
 from ..weights.reading import read_state_dict, read_weights_file
 from .sentence_files import transformer_directory

@@ -8,7 +8,7 @@ BertModel's file can thus be loaded into a model with a head, and the reverse.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, InputError
 from .distilbert import from_distilbert
 from .materialise import materialise
+from .misfit import Misfit, fits, shown
 from .names import canonical_name, is_computed, owner, unwrapped_name
 
 _logger = logging.getLogger("fastbert")
 
-_SHOWN = 10
 # What the names of tensors of heads begin with, in files of BERTs and GPTs.
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.")
 
@@ -133,16 +133,10 @@ def load_into(
             found.setdefault(id(tensor), name)
     missing = tuple(name for name, tensor in own.items() if id(tensor) not in found)
     unexpected = tuple(name for name in state if name not in own)
-    mismatched = tuple(name for name, tensor in own.items() if name in state and not _fits(state[name], tensor))
+    mismatched = tuple(name for name, tensor in own.items() if name in state and not fits(state[name], tensor))
     if mismatched or any(name.startswith(needed) for name in missing):
-        shapes = [_difference(n, state[n], own[n]) for n in mismatched]
-        raise CheckpointError(
-            f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
-            f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
-            f"{_under_others(prefix, missing, unexpected)}{_of_padded(prefix, state, own)}"
-            f"{_of_another_head(needed, missing, mismatched, state, own)}{_of_pruned(mismatched, state, own)}"
-            f"{_of_own_code(model, missing)}"
-        )
+        misfit = Misfit(model, prefix, needed, state, own, missing, unexpected, mismatched)
+        raise CheckpointError(f"{source}: {misfit.sentence()}")
 
     _untie(model, own, state, found, source)
     values = {key: state[name] for key, name in found.items()}
@@ -172,9 +166,9 @@ def _warn(source, report: LoadReport, prefix: str, has_head: bool, broken: Seque
         broken: tensors with numbers that are not finite.
     """
     if broken:
-        _logger.warning("%s: %s: its results are meaningless", source, _shown("with NaN or infinite numbers", broken))
+        _logger.warning("%s: %s: its results are meaningless", source, shown("with NaN or infinite numbers", broken))
     if report.missing:
-        _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", report.missing))
+        _logger.warning("%s: %s: train the model before use", source, shown("newly initialised", report.missing))
     if report.unexpected:
         # Unused heads of known kinds are normal. Unused encoder tensors are not, nor is what belongs to the head that
         # was loaded, such as the CRF after a classifier of tokens.
@@ -182,7 +176,7 @@ def _warn(source, report: LoadReport, prefix: str, has_head: bool, broken: Seque
         known = (f"{prefix}.pooler.", *_HEADS)
         unknown = any(name.startswith(looked_at) and not name.startswith(known) for name in report.unexpected)
         level = logging.WARNING if unknown else logging.INFO
-        _logger.log(level, "%s: %s", source, _shown("not used", report.unexpected))
+        _logger.log(level, "%s: %s", source, shown("not used", report.unexpected))
 
 
 def is_complete(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "bert", trunk: tuple[str, ...]) -> bool:
@@ -194,7 +188,7 @@ def is_complete(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = 
     """
     state = canonical_keys(state, prefix)
     own = _own_tensors(model, prefix, trunk)
-    found = {id(tensor) for name, tensor in own.items() if name in state and _fits(state[name], tensor)}
+    found = {id(tensor) for name, tensor in own.items() if name in state and fits(state[name], tensor)}
     return all(id(tensor) in found for tensor in (*model.parameters(), *model.buffers()))
 
 
@@ -224,79 +218,10 @@ def _untie(
         model.config.tie_word_embeddings = False
 
 
-def _fits(value: Tensor, parameter: Tensor) -> bool:
-    return value.shape == parameter.shape and value.is_floating_point() == parameter.is_floating_point()
-
-
 def _is_finite(tensor: Tensor) -> bool:
     """Whether all elements are finite; the minimum and maximum, which need no temporary tensor, are NaN if one is."""
     wide = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no maximum of 8-bit floats
     return not wide.numel() or all(bool(end.isfinite()) for end in torch.aminmax(wide))
-
-
-def _difference(name: str, value: Tensor, parameter: Tensor) -> str:
-    if value.shape != parameter.shape:
-        return f"{name} is {tuple(value.shape)} for {tuple(parameter.shape)}"
-    return f"{name} is {value.dtype} for {parameter.dtype}"
-
-
-def _shown(what: str, names) -> str:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)} {what}" + (f" ({', '.join(names[:_SHOWN])}{more})" if names else "")
-
-
-# NVIDIA's and DeepSpeed's examples pad the vocabulary to a multiple of this, but not its size in the configuration.
-_PADDED_TO = 8
-
-
-def padded_vocabulary(rows: int, vocab_size: int) -> bool:
-    """Whether a table with this many rows is the configuration's vocabulary with such padding."""
-    return vocab_size < rows == -(-vocab_size // _PADDED_TO) * _PADDED_TO
-
-
-def _of_padded(prefix: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """The end of an error message if the word embeddings have padding; "" otherwise."""
-    name = f"{prefix}.embeddings.word_embeddings.weight"
-    if name not in state or name not in own or state[name].dim() != 2:
-        return ""
-    rows, size = state[name].shape[0], own[name].shape[0]
-    if not padded_vocabulary(rows, size):
-        return ""
-    return f": its vocabulary was padded; `fastbert convert` makes a directory of it, or set vocab_size to {rows}"
-
-
-def _under_others(prefix: str, missing: Iterable[str], unexpected: Iterable[str]) -> str:
-    """The end of an error message if missing tensors are in the file under the names of outer modules; "" otherwise."""
-    name = next((name.removeprefix(f"{prefix}.") for name in missing if name.startswith(f"{prefix}.")), None)
-    found = [other.removesuffix(name) for other in unexpected if name is not None and other.endswith(f".{name}")]
-    if not found:
-        return ""
-    return f": the weights are under {' and '.join(found[:3])} there; save the state_dict() of that module alone"
-
-
-def _of_pruned(mismatched: Iterable[str], state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """The end of an error message if a layer in the file has fewer attention heads; "" otherwise."""
-    if not any(n.endswith(".attention.self.query.bias") and len(state[n]) < len(own[n]) for n in mismatched):
-        return ""
-    return ": heads were pruned from its layers, and a model of ours has the same number of heads in every layer"
-
-
-def _of_own_code(model: nn.Module, missing: Sequence[str]) -> str:
-    """The end of an error message if weights are missing and the model has code of its own; "" otherwise."""
-    if not missing or not getattr(model.config, "auto_map", None):
-        return ""
-    return ": by its config.json it is computed by code of its own (auto_map), not as a BERT"
-
-
-def _of_another_head(needed: tuple[str, ...], missing, mismatched, state, own) -> str:
-    """The end of an error message if only heads have another size, as for a task with other labels; "" otherwise."""
-    sizes = all(state[name].shape != own[name].shape for name in mismatched)
-    if not sizes or any(name.startswith(needed) for name in (*missing, *mismatched)):
-        return ""
-    reads, name = "", "classifier.weight"
-    if name in mismatched and state[name].dim() == 2 and own[name].shape[0] > 1:  # one output scores choices too
-        reads = f"reads this head with num_labels={state[name].shape[0]}, and "
-    return f": from_pretrained {reads}starts a head of another size with new weights if ignore_mismatched_sizes=True"
 
 
 @torch.no_grad()

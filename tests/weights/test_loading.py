@@ -18,8 +18,9 @@ import fastbert
 from fastbert.errors import CheckpointError, InputError
 from fastbert.signals import removed_on_sigterm
 from fastbert.weights.foreign_names import to_tensorflow
-from fastbert.weights.loading import canonical_keys, load_into, padded_vocabulary
+from fastbert.weights.loading import canonical_keys, load_into
 from fastbert.weights.materialise import materialise
+from fastbert.weights.misfit import padded_vocabulary
 from fastbert.weights.reading import read_state_dict, read_weights_file
 
 WORD = "bert.embeddings.word_embeddings.weight"
