@@ -45,26 +45,35 @@ def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family:
     """
     if not layers:
         raise Unservable("it has no layers")
-    encoder = family.encoder_of(model)
-    around = [] if family.encoder is None else [encoder, model._modules["embeddings"]]
-    inner = [family.part(layer, name) for layer in layers for name in INNER]
-    # Activations are from another module of transformers, dropouts from torch; all others must be the family's own.
-    own = (*inner, *layers, *family.layers(encoder)[0], *around)
-    for module in own:
-        if module is None:
-            continue
-        strange = type(module).__module__ not in (family.module, "transformers.activations")
-        if strange and type(module).forward not in (nn.Dropout.forward, nn.GELU.forward):
-            hint = hint_of_encoder(family) if module in around[1:] else ""
-            what = f"one of its modules is a {type(module).__name__} of {type(module).__module__}{hint}"
-            raise Unservable(compiled(module) or what)
+    _check_classes(model, layers, family)
     for layer in layers:
         _check_layer(layer, family)
         check_heads(config, *scoring_of(layer, family))
-    if family.table is not None and not is_tokenwise(encoder._modules[family.table]):
-        raise OwnPart(f"{family.table} is {_kind(encoder._modules[family.table])}{_OWN}")
+    if family.table is not None:
+        table = family.encoder_of(model)._modules[family.table]
+        if not is_tokenwise(table):
+            raise OwnPart(f"{family.table} is {_kind(table)}{_OWN}")
     if family is BERT:
         _check_embeddings(model._modules["embeddings"]._modules)
+
+
+def _check_classes(model: nn.Module, layers: list[nn.Module], family: Family) -> None:
+    """Raises Unservable if a module that our code replaces is not the family's own."""
+    encoder = family.encoder_of(model)
+    embeddings = None if family.encoder is None else model._modules["embeddings"]
+    around = [] if family.encoder is None else [encoder, embeddings]
+    inner = [family.part(layer, name) for layer in layers for name in INNER]
+    for module in (*inner, *layers, *family.layers(encoder)[0], *around):
+        if module is not None and not _is_own(module, family):
+            hint = hint_of_encoder(family) if module is embeddings else ""
+            what = f"one of its modules is a {type(module).__name__} of {type(module).__module__}{hint}"
+            raise Unservable(compiled(module) or what)
+
+
+def _is_own(module: nn.Module, family: Family) -> bool:
+    """Whether a module is the family's own; activations are from another file of transformers, dropouts from torch."""
+    known = type(module).__module__ in (family.module, "transformers.activations")
+    return known or type(module).forward in (nn.Dropout.forward, nn.GELU.forward)
 
 
 def _check_layer(layer: nn.Module, family: Family) -> None:
