@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ._options import refuse_given
 from ._paths import InputPath
 
 
@@ -18,6 +19,7 @@ class FillMask:
     Example:
         fastbert fill-mask --model RUN "The capital of France is [MASK]."
         fastbert fill-mask --model RUN - < texts.txt
+        fastbert fill-mask --model RUN "The capital of France is [MASK]." --targets paris london
     """
 
     texts: Positional[Annotated[list[str], arg(metavar="TEXT [TEXT ...]", help_behavior_hint="(required)")]]
@@ -26,6 +28,8 @@ class FillMask:
     """A model directory with a masked language model, or a run directory."""
     top_k: int = 5
     """How many tokens to show for each mask."""
+    targets: Annotated[tuple[str, ...] | None, arg(metavar="WORD [WORD ...]")] = None
+    """Show the probabilities of these words alone, each of which must be one token."""
     truncate: bool = False
     """Cut a text that is too long for the model; otherwise it is an error."""
     json: bool = False
@@ -36,18 +40,21 @@ def run(args: FillMask) -> None:
     """Fills every mask of every text."""
     from .. import BertForMaskedLM, load_tokenizer
     from ..errors import DataError, InputError
-    from ..tasks.fill_mask import fill_mask
+    from ..tasks.fill_mask import fill_mask, token_ids
     from ..tasks.trained import load_trained, model_directory
     from ..tasks.typed import text_lines
 
     if not args.texts:
         raise InputError("expected a text with [MASK], got none")
+    if args.targets is not None:
+        refuse_given(args, "top_k", because="a search of the whole vocabulary, got it with --targets")
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
+    targets = None if args.targets is None else token_ids(tokenizer, args.targets)
     model = load_trained(BertForMaskedLM.from_pretrained, directory)
 
     def answer(text: str) -> list:
-        return fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate)
+        return fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate, targets=targets)
 
     if args.texts == ["-"]:
         for number, text in text_lines("-"):
@@ -73,4 +80,6 @@ def _show(text: str, masks: list, as_json: bool) -> None:
         if len(masks) > 1:
             print(f"  mask {number}")
         for candidate in candidates:
-            print(f"  {candidate.probability:7.4f}  {candidate.token}", flush=True)
+            share = candidate.probability
+            shown = f"{share:7.4f}" if share >= 5e-5 else f"{share:7.1e}"  # words that were asked for may be unlikely
+            print(f"  {shown}  {candidate.token}", flush=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from ..data.bpe import with_prefix_space
 from ..data.special_tokens import names_of
 from ..data.truncation import side_of
 from ..errors import InputError
 from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
-from .encoding import EncodedRow, encode_texts
+from .encoding import EncodedRow, encode_texts, private_copy
 from .files import check_text, shorten
 
 
@@ -27,7 +29,13 @@ class Candidate:
 
 
 def fill_mask(
-    model: torch.nn.Module, tokenizer: Tokenizer, text: str, top_k: int = 5, *, truncate: bool = False
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    text: str,
+    top_k: int = 5,
+    *,
+    truncate: bool = False,
+    targets: Sequence[int] | None = None,
 ) -> list[list[Candidate]]:
     """Finds the most likely tokens for every mask token in a text.
 
@@ -37,6 +45,7 @@ def fill_mask(
         text: with at least one mask token.
         top_k: how many candidates to return for each.
         truncate: whether to cut a text over the model's max_position_embeddings; otherwise it is an error.
+        targets: ids of tokens (`token_ids`) which alone are candidates, all of them, whatever top_k is.
 
     Returns:
         for each mask, in the order of the text, its candidates, the most likely first; fewer than top_k only if the
@@ -60,19 +69,51 @@ def fill_mask(
         kept = "last" if side_of(tokenizer) == "left" else "first"
         where = f"the {kept} {limit} tokens of the text" if encoding.truncated else "the text"
         raise InputError(f"expected at least one {mask} in {where}, got {shorten(repr(text))}")
-    return _best(tokenizer, _probabilities(model, encoding.ids, positions), top_k)
+    probabilities = _probabilities(model, encoding.ids, positions)
+    if targets is None:
+        return _best(tokenizer, probabilities, top_k)
+    found = [_candidates(tokenizer, list(targets), row) for row in probabilities[:, list(targets)].tolist()]
+    return [sorted(candidates, key=lambda candidate: -candidate.probability) for candidates in found]
+
+
+def token_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:
+    """The id of each word's token, every id once.
+
+    Args:
+        words: words as they stand in a text, or tokens as the vocabulary writes them (``##ing``).
+
+    Raises:
+        InputError: a word is not a single token.
+    """
+    encoder = with_prefix_space(private_copy(tokenizer))
+    unknown = tokenizer.token_to_id(names_of(tokenizer).unk_token)
+    found = []
+    for word in words:
+        _check_text(word)
+        encoding = encoder.encode([word], is_pretokenized=True, add_special_tokens=False)
+        token = encoding.ids[0] if len(encoding.ids) == 1 and encoding.ids[0] != unknown else None
+        token = tokenizer.token_to_id(word) if token is None else token
+        if token is None:
+            pieces = shorten(" ".join(encoding.tokens)) or "none"
+            raise InputError(f"expected words that are one token of the vocabulary, got {shorten(word)!r}: {pieces}")
+        found.append(token)
+    return list(dict.fromkeys(found))
 
 
 def _encoded(text: str, tokenizer: Tokenizer, limit: int, truncate: bool) -> EncodedRow:
-    try:
-        check_text(text)  # a command line in another encoding
-    except ValueError as error:
-        raise InputError(f"expected a text in UTF-8, got {error}") from None
+    _check_text(text)
     [encoding] = encode_texts([(text,)], tokenizer, limit if truncate else None)
     count = len(encoding.ids)
     if count > limit:
         raise InputError(f"the text has {count} tokens, the model takes at most {limit} unless told to truncate")
     return encoding
+
+
+def _check_text(text: str) -> None:
+    try:
+        check_text(text)  # a command line in another encoding
+    except ValueError as error:
+        raise InputError(f"expected a text in UTF-8, got {error}") from None
 
 
 def _best(tokenizer: Tokenizer, probabilities: torch.Tensor, top_k: int) -> list[list[Candidate]]:

@@ -61,6 +61,25 @@ def test_fill_mask_prints_candidates(model, capsys):
     assert first["masks"][0][0]["token"] in capsys.readouterr().out.splitlines()[1]
 
 
+def test_fill_mask_shows_the_words_that_were_asked_for(model, capsys):
+    text = "the film is [MASK] ."
+    assert run("fill-mask", "--model", model, text, "--json", "--targets", "dull", "Good", "paris") == 0
+    [mask] = json.loads(capsys.readouterr().out)["masks"]
+    assert {found["token"] for found in mask} == {"dull", "good", "paris"}
+    assert run("fill-mask", "--model", model, text, "--targets", *tiny_bert.VOCAB) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(tiny_bert.VOCAB)  # also more than --top-k
+    said = "--top-k belongs to a search of the whole vocabulary, got it with --targets"
+    assert said in fails(capsys, "fill-mask", "--model", model, text, "--top-k", 2, "--targets", "good")
+
+
+def test_fill_mask_shows_small_probabilities(capsys):
+    from fastbert.cli.fill_mask import _show
+    from fastbert.tasks.fill_mask import Candidate
+
+    _show("[MASK]", [[Candidate("a", 1, 0.9), Candidate("b", 2, 0.0001), Candidate("c", 3, 1.94e-7)]], False)
+    assert capsys.readouterr().out.splitlines()[1:] == ["   0.9000  a", "   0.0001  b", "  1.9e-07  c"]
+
+
 def test_fill_mask_failures(model, tmp_path, capsys):
     assert "expected at least one [MASK]" in fails(capsys, "fill-mask", "--model", model, "no mask")
     long = "the " * 5000 + "[MASK]"

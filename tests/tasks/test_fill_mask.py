@@ -9,7 +9,7 @@ import transformers
 
 import fastbert
 from fastbert.errors import InputError
-from fastbert.tasks.fill_mask import fill_mask
+from fastbert.tasks.fill_mask import fill_mask, token_ids
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,43 @@ def test_candidates_are_transformers(directory):
         assert [c.id for c in candidates] == ids.tolist()
         assert [c.token for c in candidates] == tokenizer.convert_ids_to_tokens(ids.tolist())
         torch.testing.assert_close(torch.tensor([c.probability for c in candidates]), probabilities)
+
+
+def test_targets_are_those_of_transformers_pipeline(directory):
+    """`paris` is written in capitals, and twice; the probabilities are of the whole vocabulary."""
+    tokenizer = transformers.BertTokenizer(str(directory / "vocab.txt"))
+    plain = transformers.BertForMaskedLM.from_pretrained(directory)
+    pipeline = transformers.pipeline("fill-mask", model=plain, tokenizer=tokenizer)
+    model, tokenizer = fastbert.BertForMaskedLM.from_pretrained(directory), fastbert.load_tokenizer(directory)
+    ids = token_ids(tokenizer, ["dull", "Paris", "paris", "france", "of", "a", "film"])
+    assert len(ids) == 6
+    expected = pipeline("The capital of [MASK].", targets=["dull", "paris", "france", "of", "a", "film"], top_k=6)
+    [found] = fill_mask(model, tokenizer, "The capital of [MASK].", targets=ids)
+    assert [(c.token, c.id) for c in found] == [(row["token_str"], row["token"]) for row in expected]
+    torch.testing.assert_close([c.probability for c in found], [row["score"] for row in expected])
+
+
+def test_targets_are_single_tokens(tmp_path):
+    model = tiny_bert.save(tmp_path, vocab=[*tiny_bert.VOCAB, "##ing"])
+    tokenizer = fastbert.load_tokenizer(model)
+    assert token_ids(tokenizer, ["##ing", "[MASK]"]) == [len(tiny_bert.VOCAB), 4]
+    with pytest.raises(InputError, match=r"expected words that are one token .*, got 'booking': book ##ing"):
+        token_ids(tokenizer, ["book", "booking"])
+    for word in ("zzz", "", "good film"):
+        with pytest.raises(InputError, match=f"expected words that are one token .*, got '{word}'"):
+            token_ids(tokenizer, [word])
+    with pytest.raises(InputError, match="expected a text in UTF-8"):
+        token_ids(tokenizer, ["caf\udce9"])
+
+
+def test_targets_of_byte_pairs_are_words_within_a_text(tmp_path):
+    """RoBERTa's pieces of words hold the blank before them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    table = {"<s>": 0, "</s>": 1, "<unk>": 2, "<pad>": 3, "<mask>": 4, "\u0120": 5, "a": 6, "\u0120a": 7}
+    tokenizer = Tokenizer(models.BPE(table, [("\u0120", "a")], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert token_ids(tokenizer, ["a"]) == [7]
 
 
 def test_what_cannot_be_filled(directory):
