@@ -48,6 +48,8 @@ class PredictOptions:
     """Precision of the computation: int8 is faster on CPUs, and `fastbert evaluate` shows its loss of accuracy."""
     null_threshold: float | None = None
     """squad2: predict "no answer" if its odds are above this; by default the best value on the run's dev file."""
+    max_answer_length: int | None = None
+    """squad1, squad2: the longest answer that is predicted, in tokens; by default the run's, else 30."""
     text_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN]")] = None
     """Tasks of texts: the column of the text, or the two columns of a pair; by default those that the run was trained
     with. In files without a header they are numbers, from 1."""

@@ -33,7 +33,12 @@ from ._progress import progress
 Computed = Callable[[Task, Sequence[Row], Sequence[np.ndarray]], object]
 """A function of a task, some rows, and the model's outputs for their examples."""
 SHOWN_REASONS = 5
-COLUMNS = ("text_columns", "label_column")
+GIVEN = {
+    "text_columns": "tasks of texts",
+    "label_column": "tasks of texts",
+    "max_answer_length": "squad1 and squad2",
+}
+"""Options of a task that a command may give in place of those it was trained with, and what they belong to."""
 _PART = re.compile(r"(.+-)([0-9]{5})(-of-([0-9]{5}).*)")
 """The names that data-set hubs give to the parts of a set: train-00000-of-00004.parquet."""
 
@@ -124,15 +129,15 @@ def _report_skipped(task: Task, path: Path, kept: int) -> None:
 
 
 def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> None:
-    """Sets the options that a task was trained with, except for columns given in ``options``.
+    """Sets the options that a task was trained with, except for those of `GIVEN` that are in ``options``.
 
     Raises:
-        InputError: columns are given for a task that does not have them.
+        InputError: one is given for a task that does not have it.
     """
-    given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in GIVEN if getattr(options, name) is not None}
     idle = next((name for name in given if not hasattr(task, name)), None)
     if idle is not None:
-        raise InputError(f"{option(idle)} belongs to tasks of texts, got the task {task.name}")
+        raise InputError(f"{option(idle)} belongs to {GIVEN[idle]}, got the task {task.name}")
     task.configure(TaskOptions(**{**trained, **given}))
 
 

@@ -79,7 +79,7 @@ def _check_options(args: Evaluate) -> None:
     if math.isnan(args.na_prob_threshold):  # every comparison with it would be false
         raise InputError("--na-prob-threshold must be a number, got nan")
     if args.predictions is not None:
-        names = ("max_seqlen", "token_budget", "precision", "null_threshold")
+        names = ("max_seqlen", "token_budget", "precision", "null_threshold", "max_answer_length")
         refuse_given(args, *names, because="--model, got it with --predictions, which are final")
 
 

@@ -39,6 +39,8 @@ class TaskOptions:
 
     doc_stride: int = 128
     """squad1, squad2: tokens between the starts of two windows over a long context."""
+    max_answer_length: int = 30
+    """squad1, squad2: the longest answer that is predicted, in tokens."""
     document_context: bool = False
     """ner: read a sentence together with its neighbours in the document, as many as fit."""
     bilstm: int | None = None
@@ -58,7 +60,7 @@ class TaskOptions:
             raise InputError(f"text_columns and label_column must be different names, got {got}")
         if not self.auxiliary_lm >= 0:
             raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}")
-        check_at_least_one(self, "doc_stride")
+        check_at_least_one(self, "doc_stride", "max_answer_length")
         if self.bilstm is not None and self.bilstm < 1:
             raise InputError(f"bilstm must be at least 1 unit or none, got {self.bilstm}")
 

@@ -52,7 +52,7 @@ class Squad(Task):
     Attributes:
         doc_stride: tokens from the start of one window to the start of the next.
         max_question: the most tokens of a question; the rest is cut.
-        max_answer: the longest answer, in tokens.
+        max_answer_length: the longest answer, in tokens.
         n_best: how many spans are considered in a window, and listed for a question.
         beside: files that are written beside the official one, by name, and the field of `Answer` that each holds.
     """
@@ -64,7 +64,7 @@ class Squad(Task):
     has_impossible = False
     doc_stride = 128
     max_question = 64
-    max_answer = 30
+    max_answer_length = 30
     n_best = 20
     beside: ClassVar[dict[str, str]] = {"nbest_predictions": "nbest"}
 
@@ -123,7 +123,8 @@ class Squad(Task):
         return [self._answer(row.texts[1], windows[index]) for index, row in enumerate(rows)]
 
     def _answer(self, context: str, windows: list) -> Answer:
-        spans = [s for window, scores in windows for s in best_spans(window, scores, self.n_best, self.max_answer)]
+        limits = self.n_best, self.max_answer_length
+        spans = [s for window, scores in windows for s in best_spans(window, scores, *limits)]
         entries: dict[str, tuple[float, float]] = {}
         for found in sorted(spans, key=lambda s: -s.score):
             text = answer_text(context, found)

@@ -352,7 +352,7 @@ def test_long_questions_are_cut(tmp_path, tokenizer):
     assert examples[0].meta.first == 64 + 2
     assert tokenizer.id_to_token(examples[0].input_ids[1]) == "film"  # it is the end that goes
     # What google-research/bert's run_squad.py does without options.
-    assert (task.doc_stride, task.max_question, task.max_answer, task.n_best) == (128, 64, 30, 20)
+    assert (task.doc_stride, task.max_question, task.max_answer_length, task.n_best) == (128, 64, 30, 20)
 
 
 @pytest.mark.parametrize("types", [True, False])
@@ -395,7 +395,7 @@ def test_a_piece_without_letters_is_no_answer():
 def test_spans_are_listed_by_their_score_and_a_text_once():
     """Of a text that stands there twice the better span counts."""
     task = registry.get("squad2")
-    task.max_answer = 1
+    task.max_answer_length = 1
     window = Window(0, np.array([0, 2, 4]), np.array([1, 3, 5]), np.ones(3, bool))
     scores = np.array([[1, 5], [4, 1], [2, 1]], dtype=np.float32)
     example = Example(0, np.arange(3), np.zeros(3), meta=window)
