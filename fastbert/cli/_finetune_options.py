@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import InputError
 from ..tasks.config import FEATURE_RECIPE, RECIPES, FinetuneConfig, SearchConfig, TaskOptions
+from ..wording import counted
 from ._options import check_one_of, option
 from ._paths import InputName, InputPath, OutputPath
 
@@ -133,6 +134,9 @@ def refuse_idle(args: Finetune, task: Task) -> None:
     if args.grid:
         idle |= {name: f"--grid tries those of {option(f'grid_{name}s')}" for name in ("batch_size", "lr")}
         idle["epochs"] = "--grid tries those of --grid-epochs"
+    epochs = max(args.grid_epochs) if args.grid else args.epochs
+    if args.patience is not None and args.patience >= epochs - 1:
+        idle["patience"] = f"a training of {counted(epochs, 'epoch')} is over by then"
     for name, reason in idle.items():
         value = getattr(args, name)
         if value != usual[name]:

@@ -66,7 +66,8 @@ def _recipe(args: Finetune, trainings: int) -> str:
         )
         return f"{trainings} trainings: batches of {sizes} rows{parts} x lr {rates} x {epochs} epochs"
     size = counted(args.token_budget, "token") if args.token_budget else counted(args.batch_size, "row")
-    recipe = f"{counted(args.epochs, 'epoch')} of batches of {size}{parts}, lr {args.lr:g}"
+    most = "at most " if args.patience is not None else ""
+    recipe = f"{most}{counted(args.epochs, 'epoch')} of batches of {size}{parts}, lr {args.lr:g}"
     return f"{trainings} trainings of {recipe}" if trainings > 1 else recipe
 
 
@@ -88,6 +89,14 @@ def early(task: Task, record: dict) -> None:
 def epoch(record: dict) -> None:
     """Prints an epoch's figures."""
     print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
+
+
+def ended_early(task: Task, outcome: FinetuneResult, config: FinetuneConfig) -> None:
+    """Prints that a training had fewer epochs than it was to have, if so."""
+    if len(outcome.history) < config.epochs:
+        waited = counted(config.patience, "epoch")
+        done = f"ended after epoch {len(outcome.history)} of {config.epochs}"
+        print(f"{done}: no better {task.metrics[0]} in {waited} (--patience)", flush=True)
 
 
 def trial(task: Task, record: dict, count: int) -> None:

@@ -86,6 +86,8 @@ def train(
         for path in result.paths:
             print(path)
         return result
+    if len(configs) == 1:
+        report.ended_early(task, result, config)
     paths = [*result.paths, *_evaluate_also(inputs, model, tokenizer, config.max_seqlen, args.out)]
     report.result(task, result, args.restarts)
     for path in paths:

@@ -71,6 +71,8 @@ class FinetuneConfig(TaskOptions):
 
     epochs: int = 3
     """Passes over the training rows; the model is evaluated after each and the best is kept."""
+    patience: int | None = None
+    """End earlier, after so many epochs without a better result."""
     batch_size: int = 32
     """Rows in a batch (for squad1 and squad2, windows)."""
     token_budget: int | None = None
@@ -123,7 +125,7 @@ class FinetuneConfig(TaskOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(self, "epochs", "batch_size", "token_budget", "accumulate", "limit_train", "limit_dev")
-        check_at_least_one(self, "log_every", "save_every", "keep")
+        check_at_least_one(self, "patience", "log_every", "save_every", "keep")
         if self.epochs > _MOST:
             raise InputError(f"epochs must be at most {_MOST}, got {self.epochs}")
         if not 0 <= self.warmup <= 1:

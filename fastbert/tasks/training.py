@@ -189,7 +189,7 @@ class Training:
             return self._run()
 
     def _run(self) -> Best:
-        while self._place.epoch <= len(self.epochs):
+        while not self._ended():
             batches = self.epochs[self._place.epoch - 1]
             # A resumed training may have been stopped in this evaluation.
             self._check_early(batches)
@@ -201,6 +201,15 @@ class Training:
             self._end_epoch()
             self._mark()
         return self.best
+
+    def _ended(self) -> bool:
+        """Whether all epochs are done, or there was nothing better for too long."""
+        done, patience = self._place.epoch > len(self.epochs), self.stepper.config.patience
+        if done or patience is None:
+            return done
+        # The scores of ranks may differ in the last bits, so rank 0 decides for all.
+        engine = self.stepper.engine
+        return bool(engine.reduce([self.best.waited >= patience and engine.world.first])[0])
 
     def _mark(self) -> None:
         if self._checkpoints is not None:
@@ -317,6 +326,11 @@ class Best:
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """The best weights, and values that JSON can hold."""
         return self._weights, {"history": self.history, "epoch": self.record.get("epoch")}
+
+    @property
+    def waited(self) -> int:
+        """The number of epochs since the best one; 0 before the first."""
+        return self.history[-1]["epoch"] - self.record["epoch"] if self.record else 0
 
     def offer(self, record: dict, predictions: list, model: torch.nn.Module) -> None:
         """Adds an epoch's record; if it is the best so far, keeps its predictions and copies the weights to the CPU."""
