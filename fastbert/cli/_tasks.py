@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..options import fitted_options
 from ..tasks import registry
 from ..tasks.bad_rows import BadRows, called
-from ..tasks.base import Row, Task, check_fit, require_labels
+from ..tasks.base import Example, Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import Outputs, run_model
 from ..tasks.trained import load_trained, model_directory, trained_with
@@ -30,8 +30,8 @@ from ..wording import counted
 from ._options import PredictOptions, option
 from ._progress import progress
 
-Computed = Callable[[Task, Sequence[Row], Sequence[np.ndarray]], object]
-"""A function of a task, some rows, and the model's outputs for their examples."""
+Computed = Callable[[Task, Sequence[Row], Sequence[Example], Sequence[np.ndarray]], object]
+"""A function of a task, some rows, their examples, and the model's outputs for these."""
 SHOWN_REASONS = 5
 GIVEN = {
     "text_columns": "tasks of texts",
@@ -200,8 +200,10 @@ class Trained:
         self.task.adopt(self._model.config)
         check_fit(self.task, self._tokenizer, self._model.config, self._max_seqlen)
 
-    def predict(self, rows: Sequence[Row], advance: Callable[..., None], whole: bool) -> tuple[list, Outputs]:
-        """The predictions for rows, and the model's outputs for their examples.
+    def predict(
+        self, rows: Sequence[Row], advance: Callable[..., None], whole: bool
+    ) -> tuple[list, list[Example], Outputs]:
+        """The predictions for rows, their examples, and the model's outputs for these.
 
         Args:
             rows: the rows to predict.
@@ -218,7 +220,7 @@ class Trained:
                 advance_rows(count * len(rows) / len(examples))
 
         outputs = run_model(self.task, self._model, examples, self._token_budget, advance)
-        return self.task.decode(rows, examples, outputs.values), outputs
+        return self.task.decode(rows, examples, outputs.values), examples, outputs
 
 
 def evaluate_file(
@@ -229,7 +231,7 @@ def evaluate_file(
     rows = read_rows(trained.task, data, options.skip_bad_rows, options.fallback_encoding, labelled=True)
     trained.load()
     with progress(f"{name}: predicting", None, "rows") as advance:
-        predictions, outputs = trained.predict(rows, advance, whole=True)
+        predictions, _, outputs = trained.predict(rows, advance, whole=True)
     return trained.task, rows, predictions, outputs.loss
 
 
@@ -244,7 +246,7 @@ def predicted(
 
     Args:
         name, run, data, options: as for `Trained`, and the file.
-        computed: called with some rows and their outputs before these rows are consumed.
+        computed: called with some rows, their examples and outputs before these rows are consumed.
     """
     trained = Trained(name, run, options, labelled=False)
     task, count = trained.task, None
@@ -263,9 +265,9 @@ def predicted(
         def pairs() -> Iterator[tuple[Row, Any]]:
             kept = 0
             for window in parts:
-                predictions, outputs = trained.predict(window, advance, whole=not task.streams)
+                predictions, examples, outputs = trained.predict(window, advance, whole=not task.streams)
                 if computed is not None:
-                    computed(task, window, outputs.values)
+                    computed(task, window, examples, outputs.values)
                 kept += len(window)
                 yield from zip(window, predictions, strict=True)
             if task.streams and count is None:

@@ -18,8 +18,9 @@ from ._paths import InputPath, OutputOrStandard, OutputPath
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..tasks.base import Row, Task
+    from ..tasks.base import Example, Row, Task
     from ..tasks.classification import Classification
+    from ..tasks.ner import NER
     from ._tasks import Computed
 
 
@@ -43,7 +44,8 @@ class Predict(PredictOptions):
     """The file of predictions, - for standard output; or a directory (it exists, or its name ends in a slash), where
     the file gets its official name (SST-2.tsv)."""
     probabilities: Annotated[OutputPath | None, arg(metavar="FILE")] = None
-    """Tasks of classes: also write a table with the probability of every class."""
+    """Tasks of classes, and ner: also write a table with the probability of every class, of ner of every tag for each
+    word."""
 
 
 def run(args: Predict) -> None:
@@ -72,12 +74,11 @@ def run(args: Predict) -> None:
 
 
 def _check_probabilities(task: Task, table: Path, out: Path, data: Path) -> None:
-    """Raises InputError if the task has no classes, or if a file would be written twice."""
+    """Raises InputError if the task has no probabilities, or if a file would be written twice."""
     from ..result_files import check_writable
-    from ..tasks.classification import Classification
 
-    if not isinstance(task, Classification):
-        raise InputError(f"--probabilities belongs to tasks of classes, got the task {task.name}")
+    if not hasattr(task, "probabilities"):
+        raise InputError(f"--probabilities belongs to tasks of classes and ner, got the task {task.name}")
     if table.absolute() == out.absolute():
         raise InputError(f"--probabilities: expected another file than the predictions', got {table} for both")
     check_writable(table, data)
@@ -87,12 +88,14 @@ def _writer(file: IO[str]) -> Computed:
     """What writes the probabilities of some rows into a table, first its header."""
     began = False
 
-    def write(task: Classification, rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> None:
+    def write(
+        task: Classification | NER, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]
+    ) -> None:
         nonlocal began
         if not began:
-            file.write("\t".join(["index", *task.labels]) + "\n")
+            file.write("\t".join(task.probability_columns) + "\n")
             began = True
-        for row, *shares in task.probabilities(rows, outputs):
-            file.write("\t".join([row, *(f"{share:.6f}" for share in shares)]) + "\n")
+        for line in task.probabilities(rows, examples, outputs):
+            file.write("\t".join(cell if isinstance(cell, str) else f"{cell:.6f}" for cell in line) + "\n")
 
     return write

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..data.special_tokens import has_types, names_of
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows, called
@@ -23,7 +25,6 @@ from .files import shorten
 from .input_transforms import Transform
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from tokenizers import Tokenizer
 
@@ -356,6 +357,12 @@ def check_fit(task: Task, tokenizer: Tokenizer, config: ModelConfig, max_seqlen:
             f"task {task.name}: expected a model for pairs of texts, with a type_vocab_size of 2 or more in its "
             f"config.json, got {types}"
         )
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """(..., C) scores of classes -> their probabilities, float64."""
+    shares = np.exp(np.float64(scores) - np.max(scores, -1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
 
 
 def class_names(config: ModelConfig) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig
 from . import metrics
-from .base import Example, Row, class_names
+from .base import Example, Row, class_names, softmax
 from .files import shorten
 from .text import TextTask
 
@@ -97,11 +97,17 @@ class Classification(TextTask):
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:
         return [self.labels[int(np.argmax(logits))] for logits in outputs]
 
-    def probabilities(self, rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> Iterator[Sequence]:
+    @property
+    def probability_columns(self) -> tuple[str, ...]:
+        """The header of `probabilities`."""
+        return ("index", *self.labels)
+
+    def probabilities(
+        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]
+    ) -> Iterator[Sequence]:
         """A line for each row: its id, and the probability of each label, in the order of `labels`."""
         for row, logits in zip(rows, outputs, strict=True):
-            shares = np.exp(np.float64(logits) - max(logits))
-            yield row.id, *(float(share) for share in shares / shares.sum())
+            yield row.id, *map(float, softmax(logits))
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, float]:
         gold = [row.label for row in rows]

@@ -16,13 +16,23 @@ from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
 from .bad_rows import called
-from .base import IGNORE_INDEX, Example, Row, by_sequence, class_names, packed
+from .base import IGNORE_INDEX, Example, Row, by_sequence, class_names, packed, softmax
 from .conll import TAGS, read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
 from .feature_task import FeatureTask
 from .files import shorten
 from .metrics import entity_scores
-from .tagging import CONVERTERS, LETTERS, entities_of, expected, in_scheme_of, is_tag, letters_of, with_types
+from .tagging import (
+    CONVERTERS,
+    LETTERS,
+    entities_of,
+    expected,
+    in_scheme_of,
+    is_tag,
+    letters_of,
+    with_types,
+    without_type,
+)
 from .windows import plan_windows
 
 _log = logging.getLogger("fastbert")
@@ -208,6 +218,25 @@ class NER(FeatureTask):
             for row, word, label in zip(owned.rows, owned.words, best, strict=True):
                 tags[row][word] = self.labels[label]
         return in_scheme_of(rows, tags)
+
+    @property
+    def probability_columns(self) -> tuple[str, ...]:
+        """The header of `probabilities`."""
+        return ("index", "word", *map(without_type, self.labels))
+
+    def probabilities(
+        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]
+    ) -> Iterator[Sequence]:
+        """A line for each word: the number of its sentence, the word, and the probability of each of the model's
+        tags."""
+        shares: list[list] = [[None] * len(row.texts) for row in rows]
+        for example, scores in zip(examples, outputs, strict=True):
+            owned: Owned = example.meta
+            for row, word, found in zip(owned.rows, owned.words, softmax(scores[owned.positions]), strict=True):
+                shares[row][word] = found
+        for row, of_words in zip(rows, shares, strict=True):
+            for word, found in zip(row.texts, of_words, strict=True):
+                yield row.id, word, *map(float, found)
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
         """Precision, recall and F1 of entities, and the accuracy of tags, as conlleval has them, but between 0 and

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import DataError, InputError
 from ..result_files import written
 from . import squad_metrics as official
-from .base import Example, Row, Task, by_sequence, packed
+from .base import Example, Row, Task, by_sequence, packed, softmax
 from .files import shorten
 from .squad_files import read_questions, span
 from .squad_predictions import companions, read_values, written_values
@@ -315,10 +315,8 @@ def _nbest(entries: dict[str, tuple[float, float]]) -> tuple[dict, ...]:
     if not entries:
         return ()
     totals = np.array([sum(scores) for scores in entries.values()], dtype=np.float64)
-    shares = np.exp(totals - totals.max())
-    shares /= shares.sum()
     listed = [
         {"text": text, "probability": float(share), "start_logit": scores[0], "end_logit": scores[1]}
-        for (text, scores), share in zip(entries.items(), shares, strict=True)
+        for (text, scores), share in zip(entries.items(), softmax(totals), strict=True)
     ]
     return tuple(sorted(listed, key=lambda entry: -entry["probability"]))

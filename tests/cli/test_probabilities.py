@@ -42,6 +42,56 @@ def test_the_table_is_transformers_softmax(tmp_path, monkeypatch, capsys):
         assert predictions[line[0]] == LABELS[int(expected.argmax())]
 
 
+TAGS = {0: "O", 1: "B-_", 2: "I-_"}
+"""Of a model that was trained on tags without types."""
+
+
+def predict_tags(tmp_path, sentences, *more):
+    """The lines of predicted tags and those of the table, whose header is checked."""
+    names = {"id2label": TAGS, "label2id": {name: number for number, name in TAGS.items()}}
+    vocab = [*tiny_bert.VOCAB, "##s"]
+    model = tiny_bert.save(tmp_path / "model", "BertForTokenClassification", vocab=vocab, **names)
+    data, out, table = tmp_path / "words.txt", tmp_path / "tags.txt", tmp_path / "table.tsv"
+    data.write_text("\n\n".join("\n".join(words) for words in sentences) + "\n")
+    given = ["--model", model, "--data", data, "--out", out, "--probabilities", table, *more]
+    assert main(["predict", "ner", *map(str, given)]) == 0
+    header, *lines = [line.split("\t") for line in table.read_text().splitlines()]
+    assert header == ["index", "word", "O", "B", "I"]
+    return [line.split(" ") for line in out.read_text().splitlines() if line], lines
+
+
+def test_words_have_those_of_their_first_piece(tmp_path):
+    """transformers' softmax, sentence by sentence."""
+    from transformers import BertForTokenClassification, BertTokenizerFast
+
+    sentences = [["the", "films", "is", "goods"], ["dull"], ["a", "books", "."]]
+    tags, lines = predict_tags(tmp_path, sentences)
+    words = [(str(number), word) for number, sentence in enumerate(sentences) for word in sentence]
+    assert [tuple(line[:2]) for line in lines] == words
+    model = BertForTokenClassification.from_pretrained(tmp_path / "model").eval()
+    tokenizer = BertTokenizerFast(str(tmp_path / "model" / "vocab.txt"))
+    expected = []
+    for sentence in sentences:
+        pieces = tokenizer([sentence], is_split_into_words=True, return_tensors="pt")
+        first = [pieces.word_ids(0).index(number) for number in range(len(sentence))]
+        with torch.no_grad():
+            expected.append(model(**pieces).logits[0, first].softmax(-1))
+    expected = torch.cat(expected)
+    found = torch.tensor([list(map(float, line[2:])) for line in lines])
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    assert [tag for _, tag in tags] == [TAGS[number].removesuffix("-_") for number in expected.argmax(-1).tolist()]
+
+
+def test_words_of_a_sentence_in_windows(tmp_path):
+    """Each has the probabilities of the window that its tag is from, and stands in the table once."""
+    words = ["the", "film", "is", "very", "good", "and", "a", "book", "dull"] * 6
+    tags, lines = predict_tags(tmp_path, [words, ["film"]], "--max-seqlen", 12)
+    assert [line[1] for line in lines] == [*words, "film"]
+    assert [line[0] for line in lines] == ["0"] * len(words) + ["1"]
+    best = [max(range(3), key=lambda tag, line=line: float(line[2 + tag])) for line in lines]
+    assert [tag for _, tag in tags] == [TAGS[number].removesuffix("-_") for number in best]
+
+
 def test_predictions_on_standard_output_are_not_mixed_with_its_path(tmp_path, capsys):
     assert predict(tmp_path, "--probabilities", tmp_path / "table.tsv") == 0
     printed = capsys.readouterr().out
@@ -55,7 +105,7 @@ def test_large_logits_are_no_overflow():
     from fastbert.tasks.base import Row
 
     task = registry.get("sst2")
-    [(index, *shares)] = task.probabilities([Row("0", ("x",), None)], [torch.tensor([1000.0, -1000.0]).numpy()])
+    [(index, *shares)] = task.probabilities([Row("0", ("x",), None)], [], [torch.tensor([1000.0, -1000.0]).numpy()])
     assert (index, shares) == ("0", [1.0, 0.0])
 
 
@@ -72,7 +122,7 @@ def test_what_has_no_classes_or_no_file_of_its_own_is_refused(tmp_path, capsys):
     assert predict(tmp_path, "--out", table, "--probabilities", table) == 2
     assert f"expected another file than the predictions', got {table} for both" in capsys.readouterr().err
     assert predict(tmp_path, "--probabilities", table, task="stsb") == 2
-    assert "--probabilities belongs to tasks of classes, got the task stsb" in capsys.readouterr().err
+    assert "--probabilities belongs to tasks of classes and ner, got the task stsb" in capsys.readouterr().err
     assert predict(tmp_path, "--probabilities", tmp_path / "data.tsv") == 2
     assert "expected an output file that is not the input" in capsys.readouterr().err
     assert not table.exists()
