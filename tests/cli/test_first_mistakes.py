@@ -14,6 +14,7 @@ import pytest
 import tiny_bert
 
 import fastbert
+from fastbert.cli import _other_names, _usage
 from fastbert.cli.main import COMMANDS, command_class, main
 from fastbert.errors import FastbertError
 from fastbert.models import registry
@@ -70,6 +71,12 @@ def place(tmp_path, monkeypatch):
         ("finetune sst2 --epoch 3", "unknown option --epoch (perhaps --epochs); `fastbert finetune --help` shows"),
         ("finetune sst2 --train T --outt RUN", "unknown option --outt (perhaps --out); `fastbert finetune --help`"),
         ("pretrain --samples-max_seqlen=64", "unknown option --samples-max_seqlen (perhaps --samples.max-seqlen);"),
+        ("finetune sst2 --learning_rate=1e-4", "unknown option --learning_rate (perhaps --lr); `fastbert finetune --"),
+        ("finetune sst2 --train_batch_size 8", "--train_batch_size (perhaps --batch-size or --token-budget);"),
+        ("finetune sst2 --fp16", "unknown option --fp16 (perhaps --precision); `fastbert finetune --help` shows"),
+        ("pretrain --num_train_steps 9", "unknown option --num_train_steps (perhaps --steps); `fastbert pretrain"),
+        ("pretrain --max_seq_length 9", "unknown option --max_seq_length (perhaps --samples.max-seqlen); `fastbert"),
+        ("predict squad1 --predict_file F", "unknown option --predict_file (perhaps --data); `fastbert predict"),
         ("encode --mode M text.txt", "unknown option --mode (perhaps --model); `fastbert encode --help` shows"),
         ("encode --model M --quick=yes text.txt", "unknown option --quick; `fastbert encode --help` shows"),
         ("encode --model M a.txt b.txt", "expected no more words, got 'b.txt'; `fastbert encode --help` shows the op"),
@@ -309,6 +316,16 @@ def test_standard_input_is_a_corpus(place):
         ended = subprocess.run(words, input="a film\n", capture_output=True, text=True, env=environment, timeout=120)
         assert ended.returncode == 0, ended.stderr
     assert "train: 1 document, 1 sentence, " in ended.stdout
+
+
+def test_names_of_other_programs_stand_for_options_that_are_here():
+    """Each for an option of some command, and none is an option of every such command itself."""
+    commands = [{name for name, _ in _usage._options(command_class(command))} for command in COMMANDS]
+    for ours, theirs in _other_names._NAMES.items():
+        having = [known for known in commands if ours in known]
+        assert having, ours
+        for name in theirs:
+            assert any(f"--{name}" not in known for known in having), (ours, name)
 
 
 @pytest.mark.parametrize("command", ["vocab", "prepare", "report", "fill-mask", "study"])
