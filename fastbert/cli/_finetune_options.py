@@ -104,7 +104,9 @@ def check_options(args: Finetune, task: Task) -> None:
     from ..config import BertConfig
     from ..tasks.feature_task import FeatureTask
     from ..tasks.results import results_name
+    from ..train.wandb_log import check_installed
 
+    check_installed(args.wandb)
     check_one_of(args, "dev", "dev_share")
     if args.dev_share is not None and not 0 < args.dev_share < 1:
         raise InputError(f"--dev-share is a share of the training rows, between 0 and 1, got {args.dev_share}")

@@ -28,9 +28,9 @@ FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
 _MOST = 100_000
 """Upper limit of epochs and of trainings. They are planned one by one, so a far larger number would never start."""
 
-# Options that a run may be resumed with other values of: how often something is printed and written, and what a step is
+# Options that a run may be resumed with other values of: how often and where something is written, and what a step is
 # divided into, which changes rounding and dropout's draws (a resumed run says so) or not even these.
-NEUTRAL = {"log_every", "save_every", "keep", "resume", "accumulate", "activation_checkpointing"}
+NEUTRAL = {"log_every", "save_every", "keep", "wandb", "resume", "accumulate", "activation_checkpointing"}
 
 
 @dataclass(kw_only=True)
@@ -39,8 +39,8 @@ class TaskOptions:
 
     doc_stride: int = 128
     """squad1, squad2: tokens between the starts of two windows over a long context."""
-    max_answer_length: int = 30
-    """squad1, squad2: the longest answer that is predicted, in tokens."""
+    max_answer_length: int | None = None
+    """squad1, squad2: the longest answer that is predicted, in tokens; by default 30."""
     document_context: bool = False
     """ner: read a sentence together with its neighbours in the document, as many as fit."""
     bilstm: int | None = None
@@ -113,6 +113,8 @@ class FinetuneConfig(TaskOptions):
     """Use only the first N dev rows."""
     log_every: int = 20
     """Steps between two lines of metrics.jsonl."""
+    wandb: str | None = None
+    """Also log to this project of Weights & Biases; WANDB_MODE=offline keeps the log on this machine."""
     save_every: int | None = None
     """Steps between checkpoints; by default one every ten minutes. They are removed when the run has ended normally."""
     keep: int = 2

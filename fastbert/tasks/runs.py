@@ -191,12 +191,16 @@ class FinetuneRun:
             trial: the number of the training in a search, from 1; None if there is only one.
         """
         from ..train.metrics import MetricsLog
+        from ..train.wandb_log import WandbLog
 
         directory = self._directory(trial)
         directory.mkdir(parents=True, exist_ok=True)
         if training.resumed_at is None:  # left by a run that was killed before its first checkpoint
             shutil.rmtree(directory / "tensorboard", ignore_errors=True)
-        with MetricsLog(directory, training.resumed_at, again=training.pending) as log:
+        config = training.stepper.config
+        name = None if trial is None else f"{self.out.resolve().name}-{trial}"
+        wandb = WandbLog(config.wandb, directory, {**self._source, **dataclasses.asdict(config)}, name)
+        with MetricsLog(directory, training.resumed_at, wandb, again=training.pending) as log:
             yield TrialLog(log, self._config.log_every)
 
     def _directory(self, trial: int | None) -> Path:

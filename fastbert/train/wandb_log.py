@@ -26,13 +26,14 @@ class WandbLog:
         project: the project's name; None sends nothing and does not need wandb.
         run_dir: the run's directory, whose name becomes the run's name; wandb's own files go into it.
         config: the options of the run.
+        name: the run's name, if it is another.
 
     Raises:
         InputError: wandb is not installed.
         CheckpointError: the run's id cannot be written.
     """
 
-    def __init__(self, project: str | None, run_dir: str | os.PathLike, config: dict) -> None:
+    def __init__(self, project: str | None, run_dir: str | os.PathLike, config: dict, name: str | None = None) -> None:
         self._run = None
         check_installed(project)
         if project is None:
@@ -41,9 +42,8 @@ class WandbLog:
 
         directory = Path(run_dir).resolve()
         # The id is kept in the run directory, so that a resumed run continues its own curves.
-        self._run = wandb.init(
-            project=project, name=directory.name, dir=str(directory), config=config, id=_id(directory), resume="allow"
-        )
+        run = {"name": name or directory.name, "id": _id(directory), "resume": "allow"}
+        self._run = wandb.init(project=project, dir=str(directory), config=config, **run)
 
     def log(self, kind: str, step: int, values: dict) -> None:
         """Sends the numbers of a row."""

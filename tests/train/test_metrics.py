@@ -230,13 +230,14 @@ class Wandb(types.ModuleType):
 def test_rows_go_to_wandb(tmp_path, monkeypatch):
     wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    for _ in range(2):
-        with MetricsLog(tmp_path, wandb=WandbLog("project", tmp_path, {"lr": 1.0})) as log:
+    for name in (None, "another"):
+        with MetricsLog(tmp_path, wandb=WandbLog("project", tmp_path, {"lr": 1.0}, name)) as log:
             log.log("train", 3, loss=0.5, phase="words stay here")
     assert wandb.logged == [(3, {"train/loss": 0.5})] * 2
     assert wandb.finished == 2
     first, second = wandb.inits
     assert (first["project"], first["name"], first["config"]) == ("project", tmp_path.name, {"lr": 1.0})
+    assert second["name"] == "another"
     assert first["id"] == second["id"], "a resumed run goes on in its own curves"
 
 
