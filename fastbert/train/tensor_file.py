@@ -1,8 +1,6 @@
 """Writes tensors to a safetensors file block by block, and computes the SHA-256 of what was written.
 
-The safetensors library either serialises a file to one string of bytes or does not hash what it writes; here a
-checkpoint needs neither a second copy in memory nor a second pass over the file. The format is that of
-huggingface/safetensors: eight bytes with the length of a JSON header, the header, the tensors end to end.
+A checkpoint needs neither a second copy in memory nor a second pass over the file.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import mmap
 import os
 from collections import deque
@@ -19,28 +16,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..weights.safetensors_format import bytes_of, header_of
 
 _BLOCK = 16 << 20
 # Buffers: one is filled, one hashed and written, and one waits.
 _ROOMS = 3
 _PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def write_bytes(path: Path, data: bytes) -> dict:
@@ -53,7 +38,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict:
 
     Args:
         path: the file.
-        tensors: by name; of any shape, on any device, of a dtype in `_NAMES`.
+        tensors: by name; of any shape, on any device, of a dtype that `header_of` knows.
 
     Returns:
         the file's entry in a manifest, {"bytes": size, "sha256": hex}, computed from what was written.
@@ -61,34 +46,18 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict:
     Raises:
         CheckpointError: the file, which is named with its size, cannot be written, or a tensor has another dtype.
     """
-    header, size, order = _header(path, tensors)
+    header, order = header_of(tensors)
+    size = sum(tensor.nbytes for tensor in tensors.values())
     return _write(path, len(header) + size, _blocks(header, [tensors[name] for name in order]))
-
-
-def _header(path: Path, tensors: dict[str, Tensor]) -> tuple[bytes, int, list[str]]:
-    """The header with its length in front, the total bytes of the tensors, and their names in order."""
-    table, end = {}, 0
-    # The widest dtypes first, so that each tensor begins at a multiple of its element size.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    for name in order:
-        tensor = tensors[name]
-        if tensor.dtype not in _NAMES:
-            raise CheckpointError(f"{path}: {name} must be of a dtype that a checkpoint can hold, got {tensor.dtype}")
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        table[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, end, order
 
 
 def _blocks(header: bytes, tensors: list[Tensor]) -> Iterator[np.ndarray]:
     yield np.frombuffer(header, np.uint8)
     for tensor in tensors:
-        if tensor.numel():
-            # One slice at a time, so that at most one block of a GPU's tensor is in the CPU's memory.
-            flat = tensor.detach().reshape(-1).view(torch.uint8)
-            for first in range(0, len(flat), _BLOCK):
-                yield flat[first : first + _BLOCK].cpu().numpy()
+        flat = bytes_of(tensor)
+        # One slice at a time, so that at most one block of a GPU's tensor is in the CPU's memory.
+        for first in range(0, len(flat), _BLOCK):
+            yield flat[first : first + _BLOCK].cpu().numpy()
 
 
 def _write(path: Path, size: int, blocks: Iterator[np.ndarray]) -> dict:

@@ -19,6 +19,7 @@ from ..modules.quantized_linear import UNSAVABLE
 from ..wording import dtype_name
 from .names import is_computed, unwrapped_name
 from .reading import SAFETENSORS
+from .safetensors_format import write_safetensors
 
 Writer: TypeAlias = Callable[[Path], Any]
 """A function that writes a file under the path that it is given."""
@@ -158,17 +159,6 @@ def config_writer(values: Mapping[str, Any]) -> Writer:
 def copy_writer(file: Path) -> Writer:
     """Copies a file."""
     return lambda path: path.write_bytes(file.read_bytes())
-
-
-def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors by name. Raises OSError if the file cannot be written, also in place of safetensors' own error."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(dict(state), path, metadata={"format": "pt"})  # transformers 4 refuses metadata without the format
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
 
 
 def write_all(directory: Path, writers: Mapping[str, Writer]) -> None:

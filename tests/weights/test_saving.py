@@ -8,6 +8,7 @@ import pytest
 import torch
 from hf_parity import every_class
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tiny_bert import config as tiny_config
 from tiny_bert import save as save_tiny
 
@@ -16,6 +17,7 @@ from fastbert.errors import CheckpointError
 from fastbert.interop.convert import convert
 from fastbert.interop.sentence_files import read_settings
 from fastbert.weights.reading import read_state_dict
+from fastbert.weights.safetensors_format import write_safetensors
 from fastbert.weights.saving import save_directory, write_all
 
 
@@ -188,6 +190,34 @@ def test_saving_over_its_own_directory_keeps_the_tokenizer(tmp_path):
     assert (source / "vocab.txt").read_bytes() == vocab
     # What was read is no view of the file that was just replaced.
     assert_same(expected, model.state_dict())
+
+
+def test_all_files_have_the_permissions_that_the_umask_allows(tmp_path):
+    old = os.umask(0o027)
+    try:
+        make("BertModel").save_pretrained(tmp_path)
+    finally:
+        os.umask(old)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("model.safetensors", "config.json"), 0o640
+    )
+
+
+def test_weights_are_written_to_the_file_that_is_locked(tmp_path):
+    """A file of unfinished work without a lock is one that a killed process left, and others remove it."""
+    path = tmp_path / "f"
+    path.touch()
+    before = path.stat().st_ino
+    write_safetensors({"w": torch.ones(3)}, path)
+    assert [path.stat().st_ino for path in tmp_path.iterdir()] == [before]
+
+
+def test_the_safetensors_library_reads_the_file(tmp_path):
+    kinds = (torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+    state = {str(dtype): torch.arange(5).to(dtype) for dtype in kinds}
+    state |= {"ä": torch.tensor(2.5), "none": torch.empty(3, 0).T, "rows": torch.ones(2, 3)}
+    write_safetensors(state, tmp_path / "f")
+    assert_same(state, load_file(tmp_path / "f"))
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path):
