@@ -19,7 +19,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from ..errors import FastbertError, InputError
@@ -128,7 +128,7 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
     _join_lines_of_help(options)
     told = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told), registry():
+        with contextlib.redirect_stderr(told), registry(), _legible_width():
             return tyro.cli(
                 options,
                 prog=prog,
@@ -152,6 +152,20 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
         raise
 
 
+@contextlib.contextmanager
+def _legible_width() -> Iterator[None]:
+    """Makes the terminal at least 40 columns wide for tyro, which breaks words below that, and never ends below 8."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(max(shutil.get_terminal_size().columns, 40))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
 def _docstring(options: type) -> str:
     """The docstring of a command; under ``python -OO``, which strips docstrings, it is read from the source."""
     if sys.flags.optimize < 2:
@@ -171,7 +185,7 @@ def _wrapped(text: str) -> str:
         else:
             lines.append(line)
     fill = textwrap.TextWrapper(
-        max(shutil.get_terminal_size().columns, 40),
+        shutil.get_terminal_size().columns,
         subsequent_indent="  ",
         break_long_words=False,
         break_on_hyphens=False,

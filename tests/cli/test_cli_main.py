@@ -62,6 +62,13 @@ def test_help_keeps_to_the_screen_but_for_commands_to_copy(command, capsys, monk
     assert not [line for line in lines if len(line) > 80 and not line.startswith("    fastbert ")]
 
 
+@pytest.mark.parametrize("width", ["1", "20"])
+def test_help_of_a_terminal_that_is_too_narrow(width):
+    """In a process, since tyro would never end in 1 column."""
+    narrow = fastbert("encode", "--help", env={**os.environ, "COLUMNS": width}).stdout
+    assert narrow == fastbert("encode", "--help", env={**os.environ, "COLUMNS": "40"}).stdout
+
+
 @pytest.mark.parametrize("command", ["encode", "finetune"])
 def test_help_is_whole_where_python_strips_docstrings(command):
     told = [
