@@ -9,6 +9,7 @@ import glob
 import hashlib
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -236,6 +237,10 @@ def flush(path: str | os.PathLike) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems (VirtualBox's folders, older network ones) cannot flush a directory.
+        if error.errno != errno.EINVAL or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
 

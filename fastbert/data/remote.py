@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import DataError, InputError
 from ..files import unfinished, write_whole
 from .manifest import FILE_NAME, Manifest, check_file
+from .token_file import mapped
 
 _MAX_MANIFEST_BYTES = 256 << 20
 _BLOCK = 4 << 20
@@ -166,11 +167,11 @@ class RemoteTokens:
         for _ in range(3):
             path = self._files.fetch(name)
             try:
-                tokens = np.memmap(path, dtype=dtype, mode="r")
+                tokens = mapped(path, dtype)
             except (FileNotFoundError, ValueError):
                 continue  # another process removed it meanwhile
-            self._open[number] = tokens.view(np.ndarray)
-            return self._open[number]
+            self._open[number] = tokens
+            return tokens
         raise DataError(f"{path}: expected the shard to stay in the cache, but it was removed again and again")
 
 

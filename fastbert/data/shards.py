@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import DataError
 from .manifest import Manifest, ShardEntry, check_file, check_hash
 from .remote import RemoteFiles, RemoteTokens, is_remote
+from .token_file import mapped
 
 _MAGIC, _INDEX_VERSION, _HEADER = 0x5842_4654, 1, 5
 
@@ -45,24 +46,21 @@ class ShardSet:
         self.num_documents = sum(entry.documents for entry in entries)
         self.num_sentences = sum(entry.sentences for entry in entries)
         self.num_tokens = sum(entry.tokens for entry in entries)
-        self.tokens: list[np.memmap] | RemoteTokens = []
+        self.tokens: list[np.ndarray] | RemoteTokens = []
         self._sentence_starts: list[np.ndarray] = []
         self._document_starts: list[np.ndarray] = []
         self._first_sentences: list[int] = []
-        # Plain views: slicing a memmap takes three times as long.
-        self._flat: list[np.ndarray] | RemoteTokens = []
         first = 0
         for entry in entries:
             if remote is None:
                 self.tokens.append(_map_tokens(directory / entry.bin, entry, manifest))
-                self._flat.append(self.tokens[-1].view(np.ndarray))
             sentence_starts, document_starts = _read_index(directory / entry.idx, entry)
             self._sentence_starts.append(sentence_starts)
             self._document_starts.append(document_starts)
             self._first_sentences.append(first)
             first += entry.sentences
         if remote is not None:
-            self.tokens = self._flat = RemoteTokens(remote, split)
+            self.tokens = RemoteTokens(remote, split)
 
     @classmethod
     def open(
@@ -157,7 +155,7 @@ class ShardSet:
         starts, base = self._sentence_starts[shard], self._first_sentences[shard]
         if sentence_end - base >= len(starts):
             raise IndexError(f"sentences {sentence_first}:{sentence_end} are not of one document")
-        return self._flat[shard][starts[sentence_first - base] : starts[sentence_end - base]]
+        return self.tokens[shard][starts[sentence_first - base] : starts[sentence_end - base]]
 
     def sentence(self, sentence: int) -> np.ndarray:
         """Ids of one sentence."""
@@ -174,11 +172,11 @@ def _open_remote(url: str, split: str, cache: Path, limit: int) -> ShardSet:
     return ShardSet.open(url, split, cache=cache, cache_limit=limit)
 
 
-def _map_tokens(path: Path, entry: ShardEntry, manifest: Manifest) -> np.memmap:
+def _map_tokens(path: Path, entry: ShardEntry, manifest: Manifest) -> np.ndarray:
     expected, size = entry.tokens * np.dtype(manifest.dtype).itemsize, path.stat().st_size
     if size != expected or not entry.tokens:
         raise DataError(f"{path}: expected {entry.tokens} tokens in {expected} bytes, got {size} bytes")
-    return np.memmap(path, dtype=manifest.dtype, mode="r")
+    return mapped(path, manifest.dtype)
 
 
 def _read_index(path: Path, entry: ShardEntry) -> tuple[np.ndarray, np.ndarray]:
@@ -186,7 +184,7 @@ def _read_index(path: Path, entry: ShardEntry) -> tuple[np.ndarray, np.ndarray]:
     expected = _HEADER + entry.sentences + 1 + entry.documents + 1
     if path.stat().st_size != 8 * expected:
         raise DataError(f"{path}: expected {8 * expected} bytes of index, got {path.stat().st_size}")
-    table = np.memmap(path, dtype="<i8", mode="r").view(np.ndarray)
+    table = mapped(path, "<i8")
     header = index_header(entry.documents, entry.sentences, entry.tokens)
     if tuple(table[:_HEADER].tolist()) != header:
         raise DataError(f"{path}: expected the index header {header}, got {tuple(table[:_HEADER].tolist())}")

@@ -97,7 +97,7 @@ def test_the_cache_stays_within_its_limit(elsewhere, small_numbered, tmp_path, f
     assert on_disk(tmp_path) <= limit
     assert len([name for name in fetched if name.endswith(".bin")]) > len(sizes)
     # Maps of files that were removed hold their room on the disk: they are closed too.
-    assert sum(tokens.nbytes for tokens in shards._flat._open.values()) <= limit
+    assert sum(tokens.nbytes for tokens in shards.tokens._open.values()) <= limit
 
 
 def test_the_one_used_longest_ago_makes_room(elsewhere, small_numbered, tmp_path):
