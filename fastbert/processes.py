@@ -46,7 +46,12 @@ def obey_the_parent(*, terminable: bool = False) -> None:
     if of_parent:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent = multiprocessing.parent_process().pid
-    threading.Thread(target=_end_with, args=(parent, of_parent), daemon=True).start()
+    try:
+        threading.Thread(target=_end_with, args=(parent, of_parent), daemon=True).start()
+    except RuntimeError:  # no more threads are allowed: the parent must still be able to end this process
+        if of_parent:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        raise
 
 
 def _end_with(parent: int, heeds_sigterm: bool) -> None:

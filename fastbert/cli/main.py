@@ -10,6 +10,7 @@ import ast
 import codecs
 import contextlib
 import dataclasses
+import errno
 import importlib
 import inspect
 import io
@@ -207,10 +208,12 @@ def _join_lines_of_help(options: type) -> None:
             _join_lines_of_help(field.default_factory)
 
 
-def explain(error: Exception, command: str = "") -> tuple[str, int]:
+def explain(error: BaseException, command: str = "") -> tuple[str, int]:
     """An error of a command as one sentence, and the exit status: 2 for bad input, 1 for a bug of ours."""
     if isinstance(error, FastbertError):
         return str(error), EXIT_BAD_INPUT
+    if _is_out_of_processes(error):
+        return "no more processes or threads may be started: see `ulimit -u`, or the container's limit", EXIT_BAD_INPUT
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename is not None else reason, EXIT_BAD_INPUT
@@ -238,6 +241,15 @@ def _is_out_of_memory(error: Exception) -> bool:
     said = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or (isinstance(error, RuntimeError) and any(text in str(error) for text in said))
+
+
+def _is_out_of_processes(error: BaseException) -> bool:
+    """Whether the system lets this user or container start no more processes or threads: as `os.fork`, Python's
+    threads and tokenizers report it."""
+    said = ("can't start new thread", "unable to start watchdog thread", "ThreadPoolBuildError")
+    return str(error) == str(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))) or any(
+        text in str(error) for text in said
+    )
 
 
 def _fail(message: str, status: int) -> int:
@@ -287,8 +299,9 @@ def _main(argv: list[str]) -> int:
         if debug:
             raise
         return _fail("interrupted", EXIT_INTERRUPTED)
-    except Exception as error:
-        if debug:
+    except BaseException as error:
+        # A panic in a library that is written in Rust is no Exception.
+        if debug or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         # A run of several processes prints one sentence, from the process that failed.
         if getattr(error, "told_by_another_rank", False):

@@ -3,17 +3,19 @@ in vain."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pretraining_runs
 import pytest
 
-from fastbert.processes import WorkerDied, Workers
+from fastbert.processes import WorkerDied, Workers, obey_the_parent, quick_context
 
 _base = 0
 
@@ -68,6 +70,33 @@ def test_signals_to_a_group_are_the_parents_affair():
         assert workers.submit("pid").result() == pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def _begin_without_threads(pipe) -> None:
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = start
+    with contextlib.suppress(RuntimeError):
+        obey_the_parent()
+    pipe.send("began")
+    time.sleep(60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the process would not have this module")
+def test_one_that_may_start_no_thread_can_be_ended():
+    """Under a limit of processes; Python waited for it without end."""
+    here, there = quick_context().Pipe()
+    process = quick_context().Process(target=_begin_without_threads, args=(there,))
+    process.start()
+    try:
+        assert here.recv() == "began"
+        process.terminate()
+        process.join(10)
+        assert process.exitcode == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.join()
 
 
 PARENT = """

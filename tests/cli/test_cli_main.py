@@ -256,6 +256,35 @@ def test_nor_is_a_machine_of_too_little_memory():
     )
 
 
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+        PanicException("The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(Os { "),
+    ],
+)
+def test_a_limit_of_processes_is_no_bug(failing, capsys, error):
+    failing(error)
+    assert cli.main(["doctor"]) == 2
+    message = capsys.readouterr().err
+    assert message == (
+        "fastbert: no more processes or threads may be started: see `ulimit -u`, or the container's limit\n"
+    )
+
+
+def test_a_panic_is_one_sentence(failing, capsys):
+    failing(PanicException("no entry found"))
+    assert cli.main(["doctor"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("fastbert: internal error, please report it: PanicException: no entry found")
+    assert one_sentence(message)
+
+
 @pytest.mark.parametrize("command", cli.LESS_MEMORY)
 def test_what_to_try_then_are_options_of_the_command(command):
     names = {field.name.replace("_", "-") for field in dataclasses.fields(cli.command_class(command))}
