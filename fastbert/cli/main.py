@@ -253,7 +253,8 @@ def _is_out_of_processes(error: BaseException) -> bool:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"fastbert: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk: the status still tells
+        print(f"fastbert: {message}", file=sys.stderr)
     return status
 
 
@@ -261,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit status: 0, 1 for a bug, 2 for bad input, 130 if interrupted, 141 if the reader
     of standard output has ended."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    _open_closed_streams()
+    _mend_streams()
     status = EXIT_BROKEN_PIPE
     with contextlib.suppress(BrokenPipeError):  # the reader (head, less) has ended, which is not an error
         status = _main(argv)
@@ -277,12 +278,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _open_closed_streams() -> None:
+def _mend_streams() -> None:
     """Replaces standard streams that the process was started without (``>&-``, some daemons), which are None in Python,
-    by the null device."""
+    by the null device. Those that do not block (a parent such as Node.js sets that) are made to: Python loses what it
+    cannot write at once."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+        with contextlib.suppress(OSError):  # a stream that is no file, as in tests and notebooks
+            os.set_blocking(getattr(sys, name).fileno(), True)
 
 
 def _main(argv: list[str]) -> int:

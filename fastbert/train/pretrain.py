@@ -76,6 +76,8 @@ def pretrain(
             result = _run(loop)
             # Rank 0 is still writing when the others are done, and a launcher may end it when they end.
             distributed.barrier(world)
+        except BrokenPipeError:  # the reader of what is printed has ended
+            raise
         except (RuntimeError, ConnectionError, EOFError) as error:
             # A worker has died. torch's signal handler raises RuntimeError, for which there is no subclass, wherever
             # the loop happens to be; or a batch was on its way through a socket.

@@ -1,7 +1,9 @@
 """The command line's door: help, unknown commands, and every failure as one sentence."""
 
+import array
 import dataclasses
 import errno
+import fcntl
 import io
 import json
 import os
@@ -9,6 +11,8 @@ import re
 import signal
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -275,6 +279,33 @@ def test_a_limit_of_processes_is_no_bug(failing, capsys, error):
     assert message == (
         "fastbert: no more processes or threads may be started: see `ulimit -u`, or the container's limit\n"
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a pipe can be set on Linux")
+def test_standard_output_that_does_not_block_gets_all_of_it():
+    """A parent may have set that, and read slowly; all but the first part was lost, without an error."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writing, False)
+    command = [sys.executable, "-m", "fastbert", "pretrain", "--help"]
+    env = {**os.environ, "COLUMNS": "1000"}
+    with subprocess.Popen(command, stdout=writing, env=env) as process, open(reading) as pipe:
+        os.close(writing)
+        held = array.array("i", [0])
+        while not held[0] and process.poll() is None:
+            time.sleep(0.05)
+            fcntl.ioctl(reading, termios.FIONREAD, held)
+        time.sleep(0.5)  # until it does not all go into the pipe
+        told = pipe.read()
+    assert process.returncode == 0
+    assert told == fastbert("pretrain", "--help", env=env).stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_the_status_does_not_depend_on_what_can_be_printed():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "fastbert", "nosuch"]
+        assert subprocess.run(command, stderr=full, timeout=60).returncode == 2
 
 
 def test_a_panic_is_one_sentence(failing, capsys):

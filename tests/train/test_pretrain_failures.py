@@ -82,6 +82,16 @@ def test_a_worker_that_dies_is_one_sentence(recipe, tmp_path, first):
     assert "has died" in done.stdout
 
 
+def test_a_reader_that_has_ended_is_not_taken_for_a_worker(recipe, monkeypatch):
+    """``fastbert pretrain ... | head`` said that a process that makes batches had died."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", closefd=False) as out:
+        with pytest.raises(BrokenPipeError):
+            pretrain(recipe(steps=2), callbacks=[lambda _row: monkeypatch.setattr(sys, "stdout", out)])
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # for the flush when it is closed
+
+
 def test_a_full_disk_while_the_best_model_is_written(recipe, tmp_path, monkeypatch):
     """The model that was there stays whole, and so do the checkpoints; nothing half-written is left."""
     import fastbert.train.loop as loop
