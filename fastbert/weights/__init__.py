@@ -7,5 +7,5 @@ names                           all published variants of the names of BERT's te
 kin, distilbert, electra, roberta
                                 models that are read as BERTs
 loading, misfit, materialise    tensors into a model; why they do not fit; memory for a model on the meta device
-saving                          the directory of a model
+saving, safetensors_format      the directory of a model; its file of weights
 """
