@@ -208,6 +208,8 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
 def _check_target(out: Path, overwrite: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
+    if os.path.ismount(out):  # a container's volume
+        raise InputError(f"{out}: expected a new path, got a mount point, which cannot be replaced: add a name to it")
     if not overwrite:
         raise InputError(f"{out}: expected a new path, got one that exists already (--overwrite replaces it)")
     if not (out / FILE_NAME).is_file() and not (out.is_dir() and not any(out.iterdir())):

@@ -1,4 +1,4 @@
-"""File systems that lack something: shared memory maps, the flushing of directories."""
+"""File systems that lack something, such as shared memory maps or the flushing of directories, and mount points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pretraining_runs as runs
 import pytest
 import torch
 
+from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
+from fastbert.errors import InputError
 from fastbert.files import flush
 from fastbert.train import checkpoint
 from fastbert.train.pretrain import pretrain
@@ -45,6 +47,15 @@ def test_the_file_that_cannot_be_mapped_is_named(monkeypatch, tmp_path):
     with pytest.raises(OSError, match="No such device") as caught:
         ShardSet.open(data)
     assert caught.value.filename == str(data / "train" / "shard-00000.bin")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_mount_point_is_no_directory_to_make(monkeypatch, tmp_path, overwrite):
+    """It was "Device or resource busy" after all of the work, or the advice to overwrite it."""
+    out = runs.prepare_data(tmp_path / "data")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
+    with pytest.raises(InputError, match="got a mount point, which cannot be replaced: add a name to it"):
+        prepare([("d", ["A sentence."])], out / "vocab.txt", out, overwrite=overwrite)
 
 
 def test_directories_that_cannot_be_flushed(monkeypatch, tmp_path):
