@@ -22,6 +22,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import TextIO
 
 from ..errors import FastbertError, InputError
 from ..files import NO_ROOM
@@ -253,8 +254,10 @@ def _is_out_of_processes(error: BaseException) -> bool:
 
 
 def _fail(message: str, status: int) -> int:
-    with contextlib.suppress(OSError):  # a full disk: the status still tells
-        print(f"fastbert: {message}", file=sys.stderr)
+    try:
+        print(f"fastbert: {message}", file=sys.stderr, flush=True)
+    except OSError:  # a full disk: the status still tells
+        _discard(sys.stderr)
     return status
 
 
@@ -269,13 +272,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Python flushes again when it ends and would report the error, so the stream is redirected to the null device.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         if isinstance(error, BrokenPipeError):
             return EXIT_BROKEN_PIPE
         # If the command itself failed because of the full disk, it has reported that.
         status = status or _fail(f"standard output: {error.strerror}", EXIT_BAD_INPUT)
     return status
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends what a stream could not write to the null device: Python flushes again when it ends, and if that fails, the
+    status is 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _mend_streams() -> None:

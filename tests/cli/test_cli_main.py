@@ -302,10 +302,12 @@ def test_standard_output_that_does_not_block_gets_all_of_it():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-def test_the_status_does_not_depend_on_what_can_be_printed():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_status_does_not_depend_on_what_can_be_printed(unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "fastbert", "nosuch"]
-        assert subprocess.run(command, stderr=full, timeout=60).returncode == 2
+        assert subprocess.run(command, stderr=full, timeout=60, env=environment).returncode == 2
 
 
 def test_a_panic_is_one_sentence(failing, capsys):
