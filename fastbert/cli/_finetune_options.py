@@ -137,7 +137,7 @@ def refuse_idle(args: Finetune, task: Task) -> None:
         idle |= {name: f"--grid tries those of {option(f'grid_{name}s')}" for name in ("batch_size", "lr")}
         idle["epochs"] = "--grid tries those of --grid-epochs"
     epochs = max(args.grid_epochs) if args.grid else args.epochs
-    if args.patience is not None and args.patience >= epochs - 1:
+    if args.patience is not None and args.eval_every is None and args.patience >= epochs - 1:
         idle["patience"] = f"a training of {counted(epochs, 'epoch')} is over by then"
     for name, reason in idle.items():
         value = getattr(args, name)

@@ -13,7 +13,7 @@ from .. import ops
 from ..tasks.base import Row, Task
 from ..tasks.config import FinetuneConfig
 from ..tasks.files import read_lines, shorten
-from ..tasks.results import FinetuneResult
+from ..tasks.results import FinetuneResult, show_cell
 from ..tasks.search import trials_table
 from ..wording import counted
 from ._finetune_options import Finetune
@@ -86,16 +86,17 @@ def early(task: Task, record: dict) -> None:
         print(f"  nothing learned yet: {advice}", flush=True)
 
 
-def epoch(record: dict) -> None:
-    """Prints an epoch's figures."""
-    print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
+def evaluation(record: dict) -> None:
+    """Prints the figures of an evaluation."""
+    print("  ".join(f"{name} {show_cell(value)}" for name, value in record.items()), flush=True)
 
 
 def ended_early(task: Task, outcome: FinetuneResult, config: FinetuneConfig) -> None:
     """Prints that a training had fewer epochs than it was to have, if so."""
-    if len(outcome.history) < config.epochs:
-        waited = counted(config.patience, "epoch")
-        done = f"ended after epoch {len(outcome.history)} of {config.epochs}"
+    last = outcome.history[-1]["epoch"]
+    if last < config.epochs:
+        waited = counted(config.patience, "epoch" if config.eval_every is None else "evaluation")
+        done = f"ended after epoch {show_cell(last)} of {config.epochs}"
         print(f"{done}: no better {task.metrics[0]} in {waited} (--patience)", flush=True)
 
 
@@ -117,7 +118,7 @@ def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         mean = f"mean {statistics.mean(values):.4f}, standard deviation {deviation:.4f}"
         print(f"{first} of {counted(len(values), 'seed')}: {mean}")
-    print(f"best epoch {outcome.best['epoch']}: {metrics(task, outcome.best)}")
+    print(f"best epoch {show_cell(outcome.best['epoch'])}: {metrics(task, outcome.best)}")
     for path in outcome.paths:
         if path.name in SHOWN_TABLES:
             _show_short(path)

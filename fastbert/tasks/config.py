@@ -71,8 +71,10 @@ class FinetuneConfig(TaskOptions):
 
     epochs: int = 3
     """Passes over the training rows; the model is evaluated after each and the best is kept."""
+    eval_every: int | None = None
+    """Evaluate every N steps too, and keep the best of all evaluations."""
     patience: int | None = None
-    """End earlier, after so many epochs without a better result."""
+    """End earlier, after so many epochs (with --eval-every, evaluations) without a better result."""
     batch_size: int = 32
     """Rows in a batch (for squad1 and squad2, windows)."""
     token_budget: int | None = None
@@ -127,7 +129,7 @@ class FinetuneConfig(TaskOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(self, "epochs", "batch_size", "token_budget", "accumulate", "limit_train", "limit_dev")
-        check_at_least_one(self, "patience", "log_every", "save_every", "keep")
+        check_at_least_one(self, "eval_every", "patience", "log_every", "save_every", "keep")
         if self.epochs > _MOST:
             raise InputError(f"epochs must be at most {_MOST}, got {self.epochs}")
         if not 0 <= self.warmup <= 1:

@@ -34,7 +34,7 @@ def finetune(
     source: dict | None = None,
     callbacks: Callbacks | None = None,
 ) -> FinetuneResult:
-    """Fine-tunes a model in place; at the end it has the weights of its best epoch.
+    """Fine-tunes a model in place; at the end it has the weights of its best evaluation.
 
     With a run directory, Ctrl-C, SIGTERM and SIGHUP save and return, and ``config.resume="auto"`` continues; if the run
     has ended already, its result is returned again.
@@ -43,7 +43,7 @@ def finetune(
         task: from `registry.get`; it has read the rows.
         model: from ``task.model(directory)``, which draws a new head from torch's generator: seed that before.
         tokenizer: the model's, as `load_tokenizer` returns it.
-        train_rows, dev_rows: rows to train on, and to evaluate on after each epoch.
+        train_rows, dev_rows: rows to train on, and to evaluate on (see `FinetuneConfig.eval_every`).
         config: the recipe.
         out: the run directory to make; None writes nothing.
         source: paths of model and data, to be recorded in config.yaml.
@@ -117,7 +117,7 @@ def train(
     run: FinetuneRun | None = None,
     checkpoints: FinetuneCheckpoints | None = None,
 ) -> Best:
-    """Trains the model in place and evaluates it after each epoch; returns the best epoch with its weights.
+    """Trains the model in place and evaluates it on the way; returns the best evaluation with its weights.
 
     Args:
         task, model, config, callbacks: as in `finetune`.

@@ -20,16 +20,17 @@ class FinetuneResult:
     """The result of a fine-tuning.
 
     Args:
-        history: one dictionary per epoch: epoch, train_loss, train_seconds, tokens_per_second, dev_loss, the metrics.
+        history: one dictionary per evaluation on the dev rows: epoch (with ``eval_every`` also fractions), step,
+            train_loss, train_seconds and tokens_per_second since the one before, dev_loss, the metrics.
         best: the entry with the largest first metric, the earliest of equals.
-        predictions: those of the best epoch, one per dev row.
+        predictions: those of the best evaluation, one per dev row.
         guess: the metrics of predictions made without looking at the texts (`Task.guess`); empty if the task has none.
         trials: one dictionary per training, if there were several (see `search`).
         model_dir, paths: what was written; None and empty without a run directory.
         wall_seconds: the duration in seconds, including encoding, and for a resumed run the time before its last
             checkpoint.
         interrupted: the name of the signal that ended the run early, or None. If so, there are no predictions and no
-            model, and history and best cover the epochs until then.
+            model, and history and best cover the evaluations until then.
         late_signal: the name of a signal that came after the last step, so that the run is complete, or None.
     """
 

@@ -103,7 +103,7 @@ def read_ended(out: str | os.PathLike, metric: str) -> dict:
 
     Args:
         out: the run directory.
-        metric: the task's first metric, which every epoch of the history has.
+        metric: the task's first metric, which every record of the history has.
 
     Raises:
         CheckpointError: the record is damaged. No other file tells of which model and rows the run was.
@@ -149,9 +149,9 @@ class TrialLog:
         """Logs the early check in the first epoch."""
         self._log.log("early", **record)
 
-    def epoch(self, step: int, record: dict) -> None:
-        """Logs the figures of an epoch, which ended after ``step`` steps."""
-        self._log.log("dev", step, **record)
+    def evaluation(self, record: dict) -> None:
+        """Logs an evaluation on the dev rows, with the figures of the steps before it."""
+        self._log.log("dev", **record)
 
 
 class FinetuneRun:

@@ -1,7 +1,7 @@
 """Checkpoints of fine-tuning, in ``OUT/checkpoints``, written by `fastbert.train.checkpoint`.
 
 In a search, steps are counted across its trainings. A checkpoint contains the current training (weights, moments, the
-weights of its best epoch), the result lines of the finished ones, and the weights of the best of these.
+weights of its best evaluation), the result lines of the finished ones, and the weights of the best of these.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stopped(Exception):
     Args:
         signal: its name.
         path: the checkpoint, which contains everything done so far.
-        best: the best epoch so far of the current training.
+        best: the best evaluation so far of the current training.
     """
 
     def __init__(self, signal: str, path: Path, best: Best):

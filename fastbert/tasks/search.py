@@ -27,6 +27,8 @@ from .training import Callbacks, Data, Training, epoch_batches, prepare
 
 RECIPE = ("batch_size", "lr", "epochs", "seed")
 """The options in which the trials of a search differ, for their table."""
+_IN_TRIALS = {"epoch": "best_epoch", "step": "best_step"}
+"""What the line of a training calls the figures of its best evaluation that would not be clear there."""
 
 
 def search(
@@ -141,7 +143,7 @@ class _Trainings:
         try:
             with contextlib.nullcontext() if self.run is None else self.run.log(training, progress.trial) as log:
                 best = training.run(log)
-            record = {"best_epoch" if key == "epoch" else key: value for key, value in best.record.items()}
+            record = {_IN_TRIALS.get(name, name): value for name, value in best.record.items()}
         except (TrainingDiverged, NotFiniteError) as error:
             best, record = None, {"failed": str(error)}
         recipe = {name: getattr(config, name) for name in RECIPE}

@@ -1,4 +1,4 @@
-"""The training loop of fine-tuning: epochs, evaluations, the best epoch, and the state to resume from."""
+"""The training loop of fine-tuning: epochs, evaluations, the best of these, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Callbacks:
         on_step: after each step, with the total number of steps.
         on_early: once, before half of the first epoch, with step, steps (of the epoch), rows, seconds_left (of the
             training), the metrics, and guess_NAME for each metric if the task can guess.
-        on_epoch: after each epoch, with its entry in the history.
+        on_evaluation: after each evaluation on the dev rows, with its entry in the history.
         on_resume: when a run resumes, with the path of the checkpoint and the number of steps before it.
     """
 
     on_step: Callable[[int], Any] | None = None
     on_early: Callable[[dict], Any] | None = None
-    on_epoch: Callable[[dict], Any] | None = None
+    on_evaluation: Callable[[dict], Any] | None = None
     on_resume: Callable[[Path, int], Any] | None = None
 
 
@@ -127,10 +127,19 @@ def epoch_batches(examples: Sequence[Example], config: FinetuneConfig) -> list[l
 
 @dataclass
 class _Place:
-    """The position in a training: the epoch, from 1, and the number of its batches so far, with the sums over them."""
+    """The position in a training, and the sums over the steps since the last evaluation.
+
+    Args:
+        epoch: the epoch, from 1.
+        batch: the number of its batches so far.
+        evaluated: what `batch` was at the epoch's last evaluation.
+        checked: whether the early check has been made.
+        tokens, rows, loss_sum, seconds: the sums.
+    """
 
     epoch: int = 1
     batch: int = 0
+    evaluated: int = 0
     checked: bool = False
     tokens: int = 0
     rows: int = 0
@@ -139,7 +148,7 @@ class _Place:
 
 
 class Training:
-    """Trains a model in place and evaluates it after each epoch.
+    """Trains a model in place, and evaluates it after each epoch and every ``config.eval_every`` steps.
 
     Args:
         task, model, data, config: what to train, on what, by which recipe.
@@ -147,7 +156,7 @@ class Training:
         checkpoints: saves the training; None saves nothing, and signals have their usual effect.
 
     Attributes:
-        best: the best epoch so far.
+        best: the best evaluation so far.
         stepper: makes the optimiser steps, and counts them.
         resumed_at: the step that it was resumed from; None if it started anew.
         wall_seconds: the duration so far in seconds, including the time before a resume.
@@ -177,7 +186,7 @@ class Training:
         return self._seconds_before + time.perf_counter() - self._started
 
     def run(self, log: TrialLog | None = None) -> Best:
-        """Trains to the end; returns the best epoch with its weights.
+        """Trains to the end; returns the best evaluation with its weights.
 
         Raises:
             Stopped: a signal has come; what has been done so far is in a checkpoint.
@@ -190,17 +199,21 @@ class Training:
 
     def _run(self) -> Best:
         while not self._ended():
-            batches = self.epochs[self._place.epoch - 1]
-            # A resumed training may have been stopped in this evaluation.
-            self._check_early(batches)
-            while self._place.batch < len(batches):
-                self._step(batches[self._place.batch])
-                self._check_early(batches)
-                if self._place.batch < len(batches):
+            # A resumed training may have been stopped in either of these evaluations.
+            self._check_early()
+            while not self._evaluation_is_due():
+                self._step(self._batches[self._place.batch])
+                self._check_early()
+                if not self._evaluation_is_due():
                     self._mark()
-            self._end_epoch()
+            self._evaluate()
             self._mark()
         return self.best
+
+    @property
+    def _batches(self) -> list[list]:
+        """The batches of the current epoch."""
+        return self.epochs[self._place.epoch - 1]
 
     def _ended(self) -> bool:
         """Whether all epochs are done, or there was nothing better for too long."""
@@ -234,29 +247,37 @@ class Training:
             progress = lambda _: self._checkpoints.in_evaluation(self)  # noqa: E731
         return rows.score(self.task, self.model, progress)
 
-    def _early_is_due(self, batches: Sequence) -> bool:
-        place = self._place
-        return not place.checked and place.epoch == 1 and place.batch == int(EARLY_SHARE * len(batches)) > 0
+    def _evaluation_is_due(self) -> bool:
+        place, every = self._place, self.stepper.config.eval_every
+        if place.batch == place.evaluated:
+            return False
+        return place.batch == len(self._batches) or (every is not None and self.stepper.count % every == 0)
 
-    def _check_early(self, batches: Sequence) -> None:
-        if not self._early_is_due(batches):
+    def _early_is_due(self) -> bool:
+        place = self._place
+        return not place.checked and place.epoch == 1 and place.batch == int(EARLY_SHARE * len(self._batches)) > 0
+
+    def _check_early(self) -> None:
+        if not self._early_is_due():
             return
         place, early = self._place, self.data.early
         score, _ = self._score(early)
         place.checked = True
         guess = {f"guess_{name}": value for name, value in early.guess.items()}
-        left = {"seconds_left": place.seconds / place.batch * (self.stepper.total - place.batch)}
-        record = {"step": place.batch, "steps": len(batches), "rows": len(early.rows), **left, **score, **guess}
+        left = {"seconds_left": place.seconds / (place.batch - place.evaluated) * (self.stepper.total - place.batch)}
+        record = {"step": place.batch, "steps": len(self._batches), "rows": len(early.rows), **left, **score, **guess}
         if self._log is not None:
             self._log.early(record)
         if self._callbacks.on_early is not None:
             self._callbacks.on_early(record)
 
-    def _end_epoch(self) -> None:
-        place = self._place
+    def _evaluate(self) -> None:
+        place, batches = self._place, len(self._batches)
         score, predictions = self._score(self.data.dev)
+        ended = place.batch == batches
         record = {
-            "epoch": place.epoch,
+            "epoch": place.epoch if ended else place.epoch - 1 + place.batch / batches,
+            "step": self.stepper.count,
             "train_loss": place.loss_sum / place.rows,
             "train_seconds": place.seconds,
             "tokens_per_second": place.tokens / place.seconds,
@@ -264,10 +285,13 @@ class Training:
         }
         self.best.offer(record, predictions, self.model)
         if self._log is not None:
-            self._log.epoch(self.stepper.count, record)
-        if self._callbacks.on_epoch is not None:
-            self._callbacks.on_epoch(record)
-        self._place = _Place(place.epoch + 1)
+            self._log.evaluation(record)
+        if self._callbacks.on_evaluation is not None:
+            self._callbacks.on_evaluation(record)
+        if ended:
+            self._place = _Place(place.epoch + 1)
+        else:
+            self._place = _Place(place.epoch, place.batch, evaluated=place.batch, checked=place.checked)
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """What `restore` needs: tensors, and values that JSON can hold; the same on every rank."""
@@ -291,21 +315,20 @@ class Training:
         """The kinds of rows that metrics.jsonl will still get for the current step."""
         if self._place.epoch > len(self.epochs):
             return ()
-        batches = self.epochs[self._place.epoch - 1]
-        early = ("early",) if self._early_is_due(batches) else ()
-        return (*early, "dev") if self._place.batch == len(batches) else early
+        early = ("early",) if self._early_is_due() else ()
+        return (*early, "dev") if self._evaluation_is_due() else early
 
 
 class Best:
-    """Keeps the record of every epoch, and the weights and predictions of the best one.
+    """Keeps the record of every evaluation, and the weights and predictions of the best one.
 
     Args:
-        metric: the metric by which epochs are compared; larger is better, and the earliest of equals is best.
+        metric: the metric by which they are compared; larger is better, and the earliest of equals is best.
 
     Attributes:
-        history: the records of all epochs.
-        record: the best one's; empty before the first epoch.
-        predictions: the best epoch's for the dev rows; None after a resume, until `settle` computes them again.
+        history: the records of all evaluations.
+        record: the best one's; empty before the first evaluation.
+        predictions: the best one's for the dev rows; None after a resume, until `settle` computes them again.
     """
 
     def __init__(self, metric: str):
@@ -329,11 +352,11 @@ class Best:
 
     @property
     def waited(self) -> int:
-        """The number of epochs since the best one; 0 before the first."""
-        return self.history[-1]["epoch"] - self.record["epoch"] if self.record else 0
+        """The number of evaluations since the best one; 0 before the first."""
+        return len(self.history) - 1 - self.history.index(self.record) if self.record else 0
 
     def offer(self, record: dict, predictions: list, model: torch.nn.Module) -> None:
-        """Adds an epoch's record; if it is the best so far, keeps its predictions and copies the weights to the CPU."""
+        """Adds an evaluation's record; keeps the predictions of the best so far, and its weights on the CPU."""
         self.history.append(record)
         if self.record and not record[self.metric] > self.record[self.metric]:
             return

@@ -56,7 +56,7 @@ def test_the_best_epoch_is_the_earliest_of_the_best_and_its_weights_are_kept(dir
 
     scripted = Scripted()
     model = scripted.model(directory)
-    keep = Callbacks(on_epoch=lambda _: weights.append({k: v.clone() for k, v in model.state_dict().items()}))
+    keep = Callbacks(on_evaluation=lambda _: weights.append({k: v.clone() for k, v in model.state_dict().items()}))
     config = FinetuneConfig(epochs=4, batch_size=8, lr=1e-3, max_seqlen=16)
     result = finetune(scripted, model, fastbert.load_tokenizer(directory), rows, rows, config, callbacks=keep)
     assert result.best == result.history[1]
