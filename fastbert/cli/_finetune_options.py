@@ -37,8 +37,9 @@ class Finetune(FinetuneConfig, SearchConfig):
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
-    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag, ner; or
-    text-classification or text-regression for files of your own (--text-columns, --label-column)."""
+    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag, ner; or, for
+    files of your own (--text-columns, --label-column), text-classification, text-multilabel (any number of labels a
+    text) or text-regression."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
     train: Annotated[tuple[InputPath, ...], arg(metavar="FILE [FILE ...]")]
@@ -51,6 +52,7 @@ class Finetune(FinetuneConfig, SearchConfig):
     # Fields of the recipe, with the types and names of the command line.
     deepspeed: InputName | None = None
     text_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN]")] = None
+    label_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN ...]")] = None
     also: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
     """Further files to evaluate the best model on, such as MNLI's dev_mismatched.tsv."""
     out: Annotated[OutputPath, arg(metavar="OUT")]

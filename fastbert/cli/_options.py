@@ -55,6 +55,10 @@ class PredictOptions:
     with. In files without a header they are numbers, from 1."""
     label_column: str | None = None
     """Tasks of texts: the column of the labels, given like --text-columns."""
+    label_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN ...]")] = None
+    """text-multilabel: in place of one column of labels, a column of 0 and 1 for each label."""
+    label_separator: str | None = None
+    """text-multilabel: what separates the labels of a text; by default the run's, else a comma, ; or |."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and print how many and why; otherwise the first one ends the command."""
     fallback_encoding: str | None = None

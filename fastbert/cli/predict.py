@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..tasks.base import Example, Row, Task
     from ..tasks.classification import Classification
     from ..tasks.ner import NER
+    from ..tasks.text_multilabel import TextMultilabel
     from ._tasks import Computed
 
 
@@ -89,7 +90,10 @@ def _writer(file: IO[str]) -> Computed:
     began = False
 
     def write(
-        task: Classification | NER, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]
+        task: Classification | TextMultilabel | NER,
+        rows: Sequence[Row],
+        examples: Sequence[Example],
+        outputs: Sequence[np.ndarray],
     ) -> None:
         nonlocal began
         if not began:

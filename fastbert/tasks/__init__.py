@@ -7,7 +7,8 @@ Tasks:
 
     cola sst2 mrpc stsb qqp mnli qnli rte wnli
                                              GLUE
-    text_classification, text_regression     the user's own files
+    text_classification, text_multilabel, text_regression
+                                             the user's own files
     text, classification, regression         what these share: one label for a text or a pair
     squad                                    SQuAD 1.1 and 2.0: squad_files, squad_windows, squad_predictions,
                                              squad_metrics

@@ -95,7 +95,7 @@ class Task(abc.ABC):
         streams: whether the prediction for a row does not depend on other rows. Then rows are taken from `rows`, and
             predicted a few at a time.
         label_place: where a file has its labels, in words for messages.
-        label_columns: where labels were looked for in the last file that was read, if it has named columns.
+        looked_for: where labels were looked for in the last file that was read, if it has named columns.
         bilstm, auxiliary_lm: those of `TaskOptions`.
         transform: how a GPT reads rows; None for other models.
     """
@@ -108,7 +108,7 @@ class Task(abc.ABC):
     pairs: bool = False
     streams: bool = False
     label_place: str = "labels in every row"
-    label_columns: LabelColumns | None = None
+    looked_for: LabelColumns | None = None
     bilstm: int | None = None
     auxiliary_lm: float = 0.0
     transform: Transform | None = None
@@ -324,7 +324,7 @@ def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> 
 
 def _without_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> str:
     """The message about a file in which no row has a label."""
-    columns = task.label_columns
+    columns = task.looked_for
     if columns is None:
         return f"{called(path)}: expected {task.label_place}, got {task.unlabelled(rows)}"
     column = next((name for name in columns.names if name in columns.found), None)

@@ -19,6 +19,21 @@ from .text import TextTask
 _log = logging.getLogger("fastbert")
 
 
+CLASS_COLUMNS = ("label", "precision", "recall", "f1", "rows")
+"""The header of the table of classes."""
+
+
+def class_scores(right: int, rows: int, predicted: int) -> tuple[float, float, float, int]:
+    """A line of the table of classes after its name, 0 where a share is undefined.
+
+    Args:
+        right: the rows with this label for which it was predicted.
+        rows, predicted: the rows with it, and those for which it was predicted.
+    """
+    shares = right / max(predicted, 1), right / max(rows, 1), 2 * right / max(rows + predicted, 1)
+    return *map(float, shares), int(rows)
+
+
 class Classification(TextTask):
     """One of C labels for a text or a pair.
 
@@ -136,11 +151,9 @@ class Classification(TextTask):
             counts[ids[row.label], ids[prediction]] += 1
         names = self.label_names or labels
         titles = [label if label == name else f"{label} {name}" for label, name in zip(labels, names, strict=True)]
-        classes: list[Sequence] = [("label", "precision", "recall", "f1", "rows")]
+        classes: list[Sequence] = [CLASS_COLUMNS]
         for index, title in enumerate(titles):
-            right, rows_of, predicted = counts[index, index], counts[index].sum(), counts[:, index].sum()
-            shares = (right / max(predicted, 1), right / max(rows_of, 1), 2 * right / max(rows_of + predicted, 1))
-            classes.append((title, *map(float, shares), int(rows_of)))
+            classes.append((title, *class_scores(counts[index, index], counts[index].sum(), counts[:, index].sum())))
         confusion = [("label", *(f"predicted {title}" for title in titles))]
         confusion += [(title, *map(int, line)) for title, line in zip(titles, counts, strict=True)]
         return {"classes": classes, "confusion": confusion}

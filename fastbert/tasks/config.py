@@ -52,17 +52,36 @@ class TaskOptions:
     a header they are numbers, from 1."""
     label_column: str | None = None
     """Tasks of texts: the column of the labels, given like --text-columns."""
+    label_columns: tuple[str, ...] | None = None
+    """text-multilabel: in place of one column of labels, a column for each label, with 1 for a text that has it and 0
+    for one that does not."""
+    label_separator: str | None = None
+    """text-multilabel: what separates the labels of a text in one column, as in --label-separator " " for blanks; by
+    default a comma, a semicolon or a vertical bar."""
 
     def __post_init__(self) -> None:
-        named = [*(self.text_columns or ()), *([] if self.label_column is None else [self.label_column])]
-        if self.text_columns == () or not all(map(str.strip, named)) or len(set(named)) < len(named):
-            got = ", ".join(map(repr, named)) or "none"
-            raise InputError(f"text_columns and label_column must be different names, got {got}")
+        self._check_columns()
         if not self.auxiliary_lm >= 0:
             raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}")
         check_at_least_one(self, "doc_stride", "max_answer_length")
         if self.bilstm is not None and self.bilstm < 1:
             raise InputError(f"bilstm must be at least 1 unit or none, got {self.bilstm}")
+
+    def _check_columns(self) -> None:
+        named = [*(self.text_columns or ()), *([] if self.label_column is None else [self.label_column])]
+        named += self.label_columns or ()
+        if self.text_columns == () or not all(map(str.strip, named)) or len(set(named)) < len(named):
+            options = "text_columns and label_column" + ("" if self.label_columns is None else "s")
+            raise InputError(f"{options} must be different names, got {', '.join(map(repr, named)) or 'none'}")
+        if self.label_columns is not None and len(self.label_columns) < 2:
+            got = ", ".join(self.label_columns) or "none"
+            raise InputError(f"label_columns are two or more, one for each label, got {got}")
+        if self.label_columns is not None and (self.label_column is not None or self.label_separator is not None):
+            other = "label_column" if self.label_column is not None else "label_separator"
+            raise InputError(f"label_columns are in place of one column of labels, got {other} too")
+        if self.label_separator is not None and (not self.label_separator or set(self.label_separator) & set("\t\r\n")):
+            got = repr(self.label_separator)
+            raise InputError(f"label_separator must be a character or several, no tab or line end, got {got}")
 
 
 @dataclass(kw_only=True)

@@ -73,8 +73,8 @@ def exported_rows(
 def _look_at_columns(task: TextTask, path: str | os.PathLike, record: Record) -> None:
     """Notes where labels are looked for, and warns of labels that may mean something else than the task's, by the first
     record of a file. Raises DataError for class names in another order."""
-    names = _labels(task)
-    task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
+    names = task.label_fields
+    task.looked_for = LabelColumns(record.where, names, (*record.values, *record.nulls))
     if task.predicting:  # labels do not matter
         return
     classes = next((record.names[name] for name in names if name in record.names), ())
@@ -130,11 +130,6 @@ def with_own_header(task: TextTask, lines: Iterator[tuple[int, str]]) -> Iterato
     return itertools.chain(read, lines)
 
 
-def _labels(task: TextTask) -> tuple[str, ...]:
-    """The names that the column of labels may have, in the order in which they are looked for."""
-    return (task.label_column,) if task.label_named else tuple(dict.fromkeys((task.label_column, "label")))
-
-
 def id_names(task: TextTask) -> tuple[str, ...]:
     """The names that the column of row ids may have, in the order in which they are looked for."""
     names = dict.fromkeys(("idx", task.id_column, "index", "id"))
@@ -149,7 +144,7 @@ def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
 
 def _without_header(task: TextTask, first: str) -> bool:
     """Whether columns are given by numbers, none of them a name in the file's first line."""
-    used = {*task.text_columns, *((task.label_column,) if task.label_named else ())}
+    used = {*task.text_columns, *(task.label_fields if task.label_named else ())}
     written = fields_of(first, "\t" if "\t" in first else ",")
     return all(map(_COLUMN.fullmatch, used)) and not used <= {name.strip() for name in written}
 
@@ -159,6 +154,7 @@ def _is_official(task: TextTask, first: str) -> bool:
     task."""
     names = [name.strip() for name in first.split("\t")]
     hub = "idx" in names or ("label" in names and task.label_column not in names)
+    hub = hub or (task.label_named and len(task.label_fields) > 1)  # a column for each label
     return "\t" in first and set(task.text_columns) <= set(names) and not hub
 
 
@@ -171,7 +167,7 @@ def _below_header(
     if found is None or (len(found[2]) < 2 and not _is_csv(path)):
         return None
     separator, form, columns = found
-    used = {*form, next((name for name in _labels(task) if name in columns), None), naming_column(task, columns)}
+    used = {*form, *task.labels_at(columns), naming_column(task, columns)}
     check_once([name for name in columns if name in used], columns, f"{called(path)}, line {first[0]}")
     return table_records(path, first, columns, separator, lines, task.bad_rows)
 
@@ -233,8 +229,7 @@ def _row(task: TextTask, index: int, record: Record) -> Row:
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"expected texts in {', '.join(form)}, got {shorten(repr(texts))}")
     texts = tuple(text.strip() for text in texts)
-    column = next((name for name in _labels(task) if name in values), None)
-    label = None if column is None else task.label_of(values[column], record.names.get(column, ()))
+    label = task.label_in(record)
     task.check_texts(texts, labelled=label is not None)
     names = naming_column(task, values)
     return Row(str(index if names is None else values[names]).strip(), texts, label)

@@ -22,13 +22,20 @@ _LINES = (
     re.compile(r"__label__(?P<label>\S+)[ \t]+(?!__label__)(?P<text>.+)"),  # fastText's
     re.compile(r"\((?P<label>[0-4]) (?P<tree>\([0-4] .+\)|[^\s()]+)\)"),  # Stanford's sentiment trees, SST-5
 )
+_SEVERAL = re.compile(
+    r"(?P<several>(?:__label__\S+[ \t]+)+)(?P<text>(?!__label__).+)"
+)  # fastText's, with several labels
 _LEAF = re.compile(r"\([0-4] ([^\s()]+)\)")
 UNLABELLED = "unsup"
 """IMDB's directory of texts without a class."""
 
 
 def line_records(
-    path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]], bad_rows: BadRows
+    path: str | os.PathLike,
+    first: tuple[int, str],
+    lines: Iterator[tuple[int, str]],
+    bad_rows: BadRows,
+    several: bool = False,
 ) -> Iterator[Record] | None:
     """The texts and labels of a file whose first line has one of the forms in `_LINES`; None for any other file, of
     which no further line is then read.
@@ -37,8 +44,9 @@ def line_records(
         path: the file, for messages.
         first, lines: the file's first line and the following ones, with their numbers.
         bad_rows: what to do with lines that do not have the form of the first.
+        several: whether a text may have several labels, which only fastText's lines have.
     """
-    form = next((form for form in _LINES if form.fullmatch(first[1].strip())), None)
+    form = next((form for form in ((_SEVERAL,) if several else _LINES) if form.fullmatch(first[1].strip())), None)
     return None if form is None else _matched(path, form, itertools.chain([first], lines), bad_rows)
 
 
@@ -49,6 +57,8 @@ def _matched(
         found, where = form.fullmatch(line.strip()), f"{called(path)}, line {number}"
         if found is not None:
             values = found.groupdict()
+            if several := values.pop("several", None):
+                values["label"] = [label.removeprefix("__label__") for label in several.split()]
             if values.pop("tree", None) is not None:  # a class for every phrase; the sentence's is that of the root
                 values["text"] = " ".join(_LEAF.findall(line))
             yield Record(where, {"label": values.get("coarse_label"), **values})

@@ -23,6 +23,19 @@ def f1(gold: Sequence[str], predicted: Sequence[str], positive: str) -> float:
     return float(f1_score([a == positive for a in gold], [b == positive for b in predicted], zero_division=0.0))
 
 
+def f1_of_labels(gold, predicted, average: str) -> float:
+    """F1 over several labels a row; 0 where it is undefined.
+
+    Args:
+        gold, predicted: (rows, labels) of zeros and ones.
+        average: "micro" for all decisions taken together, "macro" for the mean over the labels.
+    """
+    f1_score = _import("sklearn.metrics").f1_score
+    if gold.shape[1] == 1:  # scikit-learn takes one column for two classes, of which 0 is one
+        gold, predicted, average = gold[:, 0], predicted[:, 0], "binary"
+    return float(f1_score(gold, predicted, average=average, zero_division=0.0)) if gold.size else 0.0
+
+
 def matthews(gold: Sequence, predicted: Sequence) -> float:
     """Matthews' correlation, from -1 to 1; 0 if either side is constant."""
     compute = _import("sklearn.metrics").matthews_corrcoef

@@ -22,6 +22,7 @@ TASKS = {
     "swag": "swag:SWAG",
     "ner": "ner:NER",
     "text-classification": "text_classification:TextClassification",
+    "text-multilabel": "text_multilabel:TextMultilabel",
     "text-regression": "text_regression:TextRegression",
 }
 

@@ -77,7 +77,7 @@ class SWAG(Task):
         return at_least_one(rows, path, self.bad_rows)
 
     def _read(self, path: str | os.PathLike) -> Iterator[Row]:
-        self.label_columns = None
+        self.looked_for = None
         for index, record in self._records(path):
             if record is None:
                 continue
@@ -128,7 +128,7 @@ class SWAG(Task):
         check_once((*form, "label"), columns, where)
         if not form:
             return None
-        self.label_columns = LabelColumns(where, (_HEADERS[form],), columns)
+        self.looked_for = LabelColumns(where, (_HEADERS[form],), columns)
         return self._whole(table_records(path, first, columns, separator, lines, self.bad_rows))
 
     def _whole(self, records: Iterator[tuple[int, Record | None]]) -> Iterator[tuple[int, Record | None]]:
@@ -154,8 +154,8 @@ class SWAG(Task):
     def _questions(self, records: Iterable[Record | None]) -> Iterator[tuple[int, Record | None]]:
         """(index, record) of each question in a file's records; a record is None if it has been refused."""
         for index, record in numbered(self._apart(records), self.bad_rows):
-            if self.label_columns is None and record is not None:
-                self.label_columns = LabelColumns(record.where, (label_column(record.values),), tuple(record.values))
+            if self.looked_for is None and record is not None:
+                self.looked_for = LabelColumns(record.where, (label_column(record.values),), tuple(record.values))
             yield index, record
 
     def _apart(self, records: Iterable[Record | None]) -> Iterator[Record | None]:

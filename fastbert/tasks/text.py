@@ -6,7 +6,7 @@ import abc
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from .encoding import encode_texts
 from .exported import NAMED, exported_rows, id_names, naming_column, read_table_of_hub, text_forms, with_own_header
 from .feature_task import FeatureTask
 from .files import of_rows, read_lines
-from .hub_files import NO_LABEL, is_hub_file, read_records
+from .hub_files import NO_LABEL, Record, is_hub_file, read_records
 from .labelled import directory_records, line_records
 from .tables import check_once, read_table
 from .transformed import joined, parts_of, with_next_words
@@ -50,6 +50,7 @@ class TextTask(FeatureTask):
         bare_columns: the columns of files without a header; empty if the task has no such files.
         extra_columns: whether rows of such files may have further columns.
         own_files: whether labels may also be where `labelled` looks for them.
+        several_labels: whether a text may have several labels, or none.
     """
 
     streams = True
@@ -63,6 +64,7 @@ class TextTask(FeatureTask):
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
     own_files: bool = False
+    several_labels: bool = False
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
@@ -102,6 +104,15 @@ class TextTask(FeatureTask):
         return self.text_columns != type(self).text_columns
 
     @property
+    def label_fields(self) -> tuple[str, ...]:
+        """The names that the column of labels may have, in the order in which they are looked for."""
+        return (self.label_column,) if self.label_named else tuple(dict.fromkeys((self.label_column, "label")))
+
+    def labels_at(self, columns: Collection[str]) -> tuple[str, ...]:
+        """Those of a file's columns from which labels are taken; none in a file without labels."""
+        return tuple(itertools.islice((name for name in self.label_fields if name in columns), 1))
+
+    @property
     def label_named(self) -> bool:
         """Whether the user has named the column of labels, so that no other is looked for."""
         return self.label_column != type(self).label_column
@@ -139,7 +150,7 @@ class TextTask(FeatureTask):
             return self._authors_rows(path, lines)
         lost = len(self.bad_rows.reasons) - told  # lines before the first that were not UTF-8
         if self.own_files and not self.texts_named:
-            records = line_records(path, first, lines, self.bad_rows)
+            records = line_records(path, first, lines, self.bad_rows, several=self.several_labels)
             if records is not None:
                 return exported_rows(self, path, numbered(records, self.bad_rows, lost))
         exported = read_table_of_hub(self, path, first, lines, lost)
@@ -163,7 +174,7 @@ class TextTask(FeatureTask):
             lines=lines,
         )
         texts_at = [table.position(column) for column in self.text_columns]
-        self.label_columns = LabelColumns(table.where, (self.label_column,), table.header)
+        self.looked_for = LabelColumns(table.where, (self.label_column,), table.header)
         label_at = table.position(self.label_column)
         names = naming_column(self, table.header)
         id_at = None if names is None else table.position(names)
@@ -188,6 +199,12 @@ class TextTask(FeatureTask):
     def plain(self, text: str) -> str:
         """The text in a tab-separated field. In the authors' files quotes belong to it, as in GLUE's own readers."""
         return text
+
+    def label_in(self, record: Record) -> Any:
+        """The label of a record of an exported file, as by `label_of`."""
+        for name in self.labels_at(record.values):
+            return self.label_of(record.values[name], record.names.get(name, ()))
+        return None
 
     def label_of(self, value: Any, names: Sequence[str]) -> Any:
         """The label of a record of an exported file, in the form that the metric compares; None if there is none.

@@ -22,7 +22,7 @@ from .table_records import unquoted
 from .text import TextTask
 
 _log = logging.getLogger("fastbert")
-_BREAKS = re.compile(r"[\t\r\n]")
+BREAKS = re.compile(r"[\t\r\n]")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SEPARATORS = re.compile(r"[,;|]")
 MANY = 20
@@ -72,7 +72,7 @@ class TextClassification(OwnFiles, Classification):
         return rows
 
     def parse(self, text: str) -> str:
-        if _BREAKS.search(text):
+        if BREAKS.search(text):
             raise _not_one(text)
         # transformers calls the classes so whose names nobody has said: files have their ids then.
         unnamed = f"LABEL_{text}"
@@ -84,7 +84,7 @@ class TextClassification(OwnFiles, Classification):
                 [value] = value  # data sets with several classes a text have lists
             if isinstance(value, (list, dict)) or value != value:  # NaN is a missing value of a table
                 raise _not_one(value)
-            label = self._of_model(value) if isinstance(value, bool) else _named(value, names)
+            label = self._of_model(value) if isinstance(value, bool) else named_class(value, names)
         except ValueError:
             if self.predicting:
                 return None
@@ -128,7 +128,7 @@ class TextClassification(OwnFiles, Classification):
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:
-            self.labels = tuple(_in_order({row.label for row in rows if row.label is not None}))
+            self.labels = tuple(in_order({row.label for row in rows if row.label is not None}))
 
     def restore(self, config) -> None:
         """Takes the classes of a model, in the order of their ids.
@@ -141,14 +141,15 @@ class TextClassification(OwnFiles, Classification):
         names = class_names(config)
         if config.problem_type == "multi_label_classification":
             raise InputError(
-                f"task {self.name}: expected a model of one label a text, got problem_type {config.problem_type}"
+                f"task {self.name}: expected a model of one label a text, got problem_type {config.problem_type}: the "
+                "task text-multilabel predicts several"
             )
         if len(names) == 1:
             raise InputError(
                 f"task {self.name}: expected a model of two classes or more, got one of a single number, as regressions"
                 " and cross-encoders are: the task text-regression writes the number"
             )
-        broken = next((name for name in names if _BREAKS.search(name)), None)
+        broken = next((name for name in names if BREAKS.search(name)), None)
         if broken is not None:
             raise InputError(
                 f"task {self.name}: expected an id2label of names without tabs or line ends, got {broken!r:.60}"
@@ -156,7 +157,7 @@ class TextClassification(OwnFiles, Classification):
         self.labels = tuple(names)
 
 
-def _in_order(labels: Iterable[str]) -> list[str]:
+def in_order(labels: Iterable[str]) -> list[str]:
     """The labels sorted, by value if all are numbers: then labels 0, 1, ... equal their class ids, as code that takes
     the argmax of the logits for the label expects."""
     labels = sorted(labels)
@@ -224,7 +225,7 @@ def _not_one(label: Any) -> ValueError:
     return ValueError(f"expected one label, without tabs or line ends, got {shorten(repr(label))}")
 
 
-def _named(label: Any, names: Sequence[str]) -> str | None:
+def named_class(label: Any, names: Sequence[str]) -> str | None:
     """The name of a class: by its number if the file has names, otherwise the label itself. None for -1 if the file
     has names, which means that there is no label.
 

@@ -40,6 +40,8 @@ def refused(capsys, *words) -> str:
         ("mrpc --grid --batch-size 8", "--batch-size 8 would change nothing: --grid tries those of --grid-batch-sizes"),
         ("sst2 --patience 2", "--patience 2 would change nothing: a training of 3 epochs is over by then"),
         ("sst2 --grid --patience 3", "--patience 3 would change nothing: a training of 4 epochs is over by then"),
+        ("sst2 --label-columns a b", "--label-columns a b would change nothing: the task sst2 has no use for it"),
+        ("text-multilabel --label-columns a", "label_columns are two or more, one for each label, got a"),
         ("sst2 --eval-every 0", "eval_every must be at least 1, got 0"),
         ("sst2 --patience 0", "patience must be at least 1, got 0"),
         ("sst2 --auxiliary-lm 0.5", "auxiliary_lm is a loss of a GPT that is fine-tuned, got a model of type bert"),
