@@ -133,6 +133,7 @@ def refuse_idle(args: Finetune, task: Task) -> None:
         idle["bilstm"] = "--features has one of its own"
     if args.features is not None:
         idle["activation_checkpointing"] = "--features trains a BiLSTM, which keeps its activations"
+        idle["freeze"] = idle["layer_decay"] = "--features trains a BiLSTM, and nothing of the model"
     if args.token_budget is not None:
         idle["batch_size"] = "--token-budget says how large a batch is"
     if args.grid:

@@ -12,7 +12,7 @@ from ..errors import BackendError
 from ..ops import _dispatch, _triton
 from .base import Batch
 from .device import Outcome, Rows
-from .rates import is_corrected, rates
+from .rates import is_corrected, lr_scale, rates
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -178,12 +178,13 @@ class _Prepared:
     def __init__(self, kind: str, rows: Rows, numbers: dict[int, tuple[float, ...]], before: _Prepared | None) -> None:
         self.row_of = {id(p): i for i, p in enumerate(rows.params)}
         self.numbers = numbers
-        logs = [
-            [math.log2(b) if b else -1e9 for b in group["betas"]] if is_corrected(kind, group) else [0.0, 0.0]
-            for group in rows.groups
-        ]
+        hyper = []
+        for group in rows.groups:
+            corrected = is_corrected(kind, group)
+            logs = [math.log2(b) if b else -1e9 for b in group["betas"]] if corrected else [0.0, 0.0]
+            hyper.append([*logs, lr_scale(group)])
         self.rates = _upload([rates(kind, group, 1) for group in rows.groups], torch.float32, rows.device)
-        self.hyper = _upload(logs, torch.float64, rows.device)
+        self.hyper = _upload(hyper, torch.float64, rows.device)
         # The tables of each layout. The replays of a graph read them, so they are kept.
         self.layouts: dict[tuple, tuple[Tensor, Tensor]] = {}
         self._places: list[tuple[int, ...]] | None = None
@@ -238,7 +239,7 @@ def step_on_device(
     from ..triton_kernels import optimizer as kernels
 
     # By a group's address, which is unique while the rows hold the group; without lr, which is on the device.
-    numbers = {address: rates(kind, group, 1)[1:] for address, group in rows.by_address.items()}
+    numbers = {address: (lr_scale(group), *rates(kind, group, 1)[1:]) for address, group in rows.by_address.items()}
     prepared = rows.prepared.get("triton")
     if prepared is None or prepared.numbers != numbers:
         prepared = rows.prepared["triton"] = _Prepared(kind, rows, numbers, prepared)

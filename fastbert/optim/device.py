@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..ops import _dispatch
 from .base import Batch, MasterWeightOptimizer, clip_factor, write_back
 from .lamb import trust_ratios
-from .rates import divides_by_norm, has_trust, is_corrected
+from .rates import divides_by_norm, has_trust, is_corrected, lr_scale
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ def device_step(
 
     Args:
         optimizer: an `AdamW` or a `Lamb`.
-        lr: () or (1,) float32 on the device, for all groups; ``group["lr"]`` is not read.
+        lr: () or (1,) float32 on the device, for all groups, times their "lr_scale" if they have one; ``group["lr"]``
+            is not read.
         max_norm: the largest norm, for clipping; None for no clipping.
         grad_scale: () or (1,) float32 on the device, a factor on the gradients (the inverse of a loss scale), or None.
 
@@ -174,7 +175,7 @@ def _update(kind: str, batch: Batch, i: int, count: Tensor, lr: Tensor, scale: T
         roots = roots / (1 - beta2**step).sqrt().to(target.dtype)
         direction = m / (1 - beta1**step).to(target.dtype)
     u = direction / (roots + group["eps"]) + group["weight_decay"] * target
-    rate = lr.to(target.dtype)
+    rate = (lr * lr_scale(group)).to(target.dtype)
     if kind == "lamb" and has_trust(group):
         rate = rate * trust_ratios(group, target.norm(), u.norm())
     for old, new in ((target, target - rate * u), (first, m), (second, v)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,11 @@ _NORM_NAMES = ("layernorm", "layer_norm")
 
 
 def param_groups(
-    model: nn.Module, weight_decay: float, *, without_decay: Iterable[Tensor] = ()
+    model: nn.Module,
+    weight_decay: float,
+    *,
+    without_decay: Iterable[Tensor] = (),
+    lr_scales: Mapping[Tensor, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Makes two groups for an optimiser: weights, which decay, and biases and LayerNorm parameters, which do not.
 
@@ -26,23 +30,30 @@ def param_groups(
         model: any module; LayerNorms are recognised by their class, and by their names in BERT's layers.
         weight_decay: that of the first group; the second has 0.
         without_decay: further parameters for the second group.
+        lr_scales: factors on the learning rate of some parameters; these have groups of their own.
 
     Returns:
-        two dictionaries with "params" and "weight_decay", for `AdamW`, `Lamb` or an optimiser of torch.
+        two dictionaries with "params" and "weight_decay", for `AdamW`, `Lamb` or an optimiser of torch; and two for
+        every factor other than 1, which is their "lr_scale": whoever sets "lr" multiplies it by that.
 
     Ref:
         Devlin et al. 2019, appendix A.2; the exceptions are those of google-research/bert.
     """
     kept = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(recurse=False)}
     kept |= set(map(id, without_decay))
-    decay, keep = [], []
+    groups: dict[tuple[float, bool], list[Tensor]] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner, _, last = name.lower().rpartition(".")
             # "bias" is a part of the names of torch's LSTM (bias_ih_l0) and MultiheadAttention (in_proj_bias).
             still = id(parameter) in kept or "bias" in last or owner.endswith(_NORM_NAMES)
-            (keep if still else decay).append(parameter)
-    return [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
+            scale = 1.0 if lr_scales is None else lr_scales.get(parameter, 1.0)
+            groups.setdefault((scale, not still), []).append(parameter)
+    made = []
+    for (scale, decays), params in groups.items():
+        group = {"params": params, "weight_decay": weight_decay if decays else 0.0}
+        made.append(group if scale == 1 else {**group, "lr_scale": scale})
+    return made
 
 
 @torch.no_grad()

@@ -20,6 +20,11 @@ def divides_by_norm(group: dict) -> bool:
     return group["variant"] != "clamped" and bool(group["max_grad_norm"])
 
 
+def lr_scale(group: dict) -> float:
+    """The factor on the learning rate of a group."""
+    return group.get("lr_scale", 1.0)
+
+
 def rates(kind: str, group: dict, step: int) -> tuple[float, ...]:
     """(lr, eps, weight decay, 1 - beta1, 1 - beta2, both bias corrections, whether there is a trust ratio, its minimum,
     its maximum)."""

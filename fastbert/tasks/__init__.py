@@ -28,6 +28,7 @@ Machinery:
 
     config                                   the recipe; importable without torch
     finetune, training, stepper, batching    a fine-tuning run, its epochs, a step, batches
+    layers                                   what is not trained, or at a lower rate
     saving, runs, results, world             checkpoints, the run directory, result files, several processes
     search                                   restarts and grids
     trained, predict, metrics, fits          using a trained model; scores; which models a task can use

@@ -105,6 +105,12 @@ class FinetuneConfig(TaskOptions):
     """Keep only each layer's input for the backward pass: less memory, a third more arithmetic."""
     lr: float = 2e-5
     """Peak learning rate; the paper tries 2e-5, 3e-5, 4e-5 and 5e-5."""
+    freeze: int | None = None
+    """Do not train the embeddings and the first N layers (0: only the embeddings), which then get no gradients: less
+    time and memory."""
+    layer_decay: float | None = None
+    """Train lower layers more slowly: the top layer at --lr, each layer at F times the rate of the one above, the
+    embeddings below the first (0.95 in Sun et al. 2019)."""
     warmup: float = 0.1
     """Share of the steps in which the learning rate rises; afterwards it falls linearly to zero."""
     weight_decay: float = 0.01
@@ -155,6 +161,10 @@ class FinetuneConfig(TaskOptions):
             raise InputError(f"warmup is a share of the steps, between 0 and 1, got {self.warmup}")
         if not 0 < self.lr <= MOST:
             raise InputError(f"lr must be above 0 and at most {MOST:g}, got {self.lr}")
+        if self.freeze is not None and self.freeze < 0:
+            raise InputError(f"freeze must be at least 0 layers, got {self.freeze}")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise InputError(f"layer_decay must be above 0 and at most 1, got {self.layer_decay}")
         if not 0 < self.clip < math.inf:
             raise InputError(f"clip must be above 0 and finite, got {self.clip}")
         if not 0 <= self.weight_decay < math.inf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InputError
 from .base import Task
-from .config import TaskOptions
+from .config import FinetuneConfig
 from .feature_task import FeatureTask
 from .features import MIX, check_layers
 from .text import TextTask
@@ -13,14 +13,15 @@ FROZEN = ("elmo", "static")
 """Kinds of models of which only the features can be used."""
 
 
-def check_model(task: Task, kind: str, layers: int, options: TaskOptions) -> None:
+def check_model(task: Task, kind: str, layers: int, options: FinetuneConfig) -> None:
     """Raises InputError if fine-tuning would fail whatever the rows are.
 
     Args:
         task: with ``features`` set, if a head is to be trained on features.
         kind, layers: model_type and number of layers of the model.
-        options: the task's options.
+        options: the recipe.
     """
+    check_freeze(options.freeze, layers)
     features = getattr(task, "features", None)
     if features is not None:
         if features != MIX:
@@ -34,3 +35,9 @@ def check_model(task: Task, kind: str, layers: int, options: TaskOptions) -> Non
         raise InputError(f"bilstm needs a BERT, got a model of type {kind}")
     if options.auxiliary_lm and (features is not None or kind in (*FROZEN, "bert")):
         raise InputError(f"auxiliary_lm is a loss of a GPT that is fine-tuned, got a model of type {kind}")
+
+
+def check_freeze(count: int | None, layers: int) -> None:
+    """Raises InputError unless a model of so many layers has ``count`` of them to freeze."""
+    if count is not None and count > layers:
+        raise InputError(f"freeze must be at most the model's number of layers, {layers}, got {count}")

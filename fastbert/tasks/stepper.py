@@ -16,6 +16,7 @@ from ..modules.mode import plain_outputs
 from ..optim import schedules
 from ..packing import PackedBatch
 from ..train import shaped_steps
+from . import layers
 from .base import Example, Task
 from .config import FinetuneConfig
 from .predict import count_targets, to_device
@@ -40,7 +41,7 @@ class Stepper:
 
     Raises:
         InputError: ``cuda_graph: on`` for options, a model, an engine or a device that do not allow captured steps, or
-            ``activation_checkpointing`` for a model that cannot do it.
+            ``activation_checkpointing``, ``freeze`` or ``layer_decay`` for a model that cannot do it.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class Stepper:
             if not getattr(model, "supports_gradient_checkpointing", False):
                 raise InputError(f"activation_checkpointing needs a model of layers, got a {type(model).__name__}")
             model.gradient_checkpointing_enable()
-        groups = optim.param_groups(model, config.weight_decay)
+        if config.freeze is not None:
+            layers.freeze(model, config.freeze)
+        scales = None if config.layer_decay is None else layers.lr_scales(model, config.layer_decay)
+        groups = optim.param_groups(model, config.weight_decay, lr_scales=scales)
         optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
         self.engine = make_engine(model, optimizer, config)
         self._plain = plain_outputs(model)

@@ -18,6 +18,7 @@ from .. import hardware, ops, rng
 from ..errors import CheckpointError, FastbertError
 from ..optim import clipped_step, device_step
 from ..optim.base import MasterWeightOptimizer
+from ..optim.rates import lr_scale
 from . import checkpoint
 from .distributed import World
 from .loss_scale import LossScale
@@ -155,7 +156,7 @@ class LocalEngine:
             self.optimizer.zero_grad(set_to_none=True)
             return self.norm.clone()
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * lr_scale(group)
         with self.timer.part("optimizer"):
             norm = float(clipped_step(self.optimizer, self.clip, grad_scale=float(self.scale.inverse)))
         self.optimizer.zero_grad(set_to_none=True)

@@ -127,7 +127,7 @@ def _square_sums_kernel(
 @kernel
 def _control_kernel(
     partial_ptr,  # (chunks) fp32: squares of the gradients
-    hyper_ptr,  # (tensors, 2) fp64: log2 of the betas, 0 where nothing is corrected
+    hyper_ptr,  # (tensors, 3) fp64: log2 of the betas, 0 where nothing is corrected; factor on the learning rate
     places_ptr,  # (tensors, PLACES) int64: STEP points to an int32, counted here
     rates_ptr,  # (tensors, RATES) fp32: LR and the corrections are written here
     lr_ptr,  # (1) fp32
@@ -158,11 +158,12 @@ def _control_kernel(
         step_ptr = address.to(tl.pointer_type(tl.int32))
         step = tl.load(step_ptr) + 1
         tl.store(step_ptr, step)
-        log1, log2 = tl.load(hyper_ptr + 2 * tensor), tl.load(hyper_ptr + 2 * tensor + 1)
+        hyper = hyper_ptr + 3 * tensor
+        log1, log2, lr_scale = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
         # In fp64: in the first steps, 1 - 0.999^step loses three digits of fp32 powers.
         power1, power2 = tl.exp2(step.to(tl.float64) * log1), tl.exp2(step.to(tl.float64) * log2)
         rates = rates_ptr + tensor * RATES
-        tl.store(rates + LR, tl.load(lr_ptr))
+        tl.store(rates + LR, tl.load(lr_ptr) * lr_scale.to(tl.float32))
         tl.store(rates + CORRECT1, tl.where(log1 < 0, 1.0 / (1.0 - power1), 1.0).to(tl.float32))
         tl.store(rates + CORRECT2, tl.where(log2 < 0, 1.0 / tl.sqrt(1.0 - power2), 1.0).to(tl.float32))
 

@@ -54,6 +54,20 @@ def test_type_and_name_both_count():
     assert (names_of(model, decay), len(more["params"])) == ([], len(keep["params"]) + 1)
 
 
+def test_parameters_with_a_rate_of_their_own_have_groups_of_their_own():
+    model = nn.ModuleDict({"low": nn.Linear(2, 2), "mid": nn.Linear(2, 2), "top": nn.Linear(2, 2)})
+    model["mid"].bias.requires_grad_(False)
+    scales = {p: scale for name, scale in (("low", 0.25), ("mid", 0.5)) for p in model[name].parameters()}
+    groups = param_groups(model, 0.1, lr_scales=scales)
+    assert [(names_of(model, g), g["weight_decay"], g.get("lr_scale")) for g in groups] == [
+        (["top.weight"], 0.1, None),
+        (["top.bias"], 0.0, None),
+        (["low.weight"], 0.1, 0.25),
+        (["low.bias"], 0.0, 0.25),
+        (["mid.weight"], 0.1, 0.5),
+    ]
+
+
 def test_biases_of_torchs_own_layers_do_not_decay():
     """Whose names only have a bias in them; what google-research/bert leaves out is found so, too."""
     model = nn.ModuleDict({"lstm": nn.LSTM(2, 3, bidirectional=True), "attention": nn.MultiheadAttention(4, 2)})

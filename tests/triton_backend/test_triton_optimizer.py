@@ -235,6 +235,32 @@ def test_a_step_on_the_device_is_a_clipped_step(make):
 
 @pytest.mark.parametrize("backend", ["triton", "reference"])
 @pytest.mark.parametrize("make", [adamw, lamb("nvlamb")])
+def test_a_group_has_its_share_of_the_rate_on_the_device(backend, make):
+    """As on the host, where each group has a rate of its own; also if the share changes between two steps."""
+    params, gradients = some([7, 300, 16385])
+
+    def shared(optimizer):
+        first, *others = optimizer.param_groups
+        first["lr_scale"] = 0.25 if optimizer.rows is None else 0.5
+        assert not any("lr_scale" in group for group in others)
+        device_step(optimizer, torch.tensor([0.02], device=DEVICE))
+
+    def on_host(optimizer):
+        done = max((state["step"] for state in optimizer.state.values()), default=0)
+        for number, group in enumerate(optimizer.param_groups):
+            group["lr"] = 0.02 * ((0.25, 0.5)[done] if number == 0 else 1.0)
+        optimizer.step()
+
+    got, _ = train(make, params, gradients, backend, step=shared)
+    expected, _ = train(make, params, gradients, "reference", step=on_host)
+    plain, _ = train(make, params, gradients, "reference", step=on_device(0.02))
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert any((a - b).abs().max() > 1e-3 for a, b in zip(got, plain, strict=True) if a.numel())
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+@pytest.mark.parametrize("make", [adamw, lamb("nvlamb")])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_broken_gradient_changes_nothing_and_is_not_counted(backend, make, bad):
     params, gradients = some([3, 16385])

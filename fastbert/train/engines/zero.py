@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...errors import CheckpointError, InputError
 from ...optim import Lamb
 from ...optim.base import global_norm
+from ...optim.rates import lr_scale
 from ...optim.sharded import ShardedLamb, ShardLayout
 from .. import distributed
 from ..distributed import World
@@ -118,7 +119,7 @@ class DeepSpeedEngine(LocalEngine):
 
     def step(self, lr: float) -> float:
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * lr_scale(group)
         before = self.loss_scale
         with self.timer.part("optimizer"):
             norm = self._take_step()
