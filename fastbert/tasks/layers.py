@@ -32,7 +32,7 @@ def lr_scales(model: nn.Module, decay: float) -> dict[Tensor, float]:
         InputError: the model has no such layers.
 
     Ref:
-        Sun et al. 2019, section 4.3: eta^(k-1) = xi eta^k.
+        Sun et al. 2019: eta^(k-1) = xi eta^k.
     """
     from_below = _from_below(model, "layer_decay")
     top = len(from_below) - 1
