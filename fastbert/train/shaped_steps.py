@@ -43,6 +43,8 @@ def why_not(engine: LocalEngine) -> str | None:
         return graph.RECOMPUTES
     if not getattr(engine.model, "fixed_shapes", True) or getattr(engine.model, "bilstm", None) is not None:
         return f"the layers of this {type(engine.model).__name__} read the lengths of sequences on the host"
+    if getattr(engine.model.config, "problem_type", None) == "multi_label_classification":
+        return "the loss of several labels a text has no way to leave out the rows that are added"
     return graph.why_not(engine) if engine.device.type == "cuda" else None
 
 

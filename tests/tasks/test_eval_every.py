@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shutil
 import signal
 
 import finetune_runs as runs
@@ -174,8 +175,27 @@ def test_a_signal_ends_an_evaluation_and_the_resumed_run_makes_it_up(directory, 
     first, _ = runs.run(directory, out, eval_every=3)
     assert first.paths[0].name == f"step_{STEPS[which - 2]}"
     assert [record["step"] for record in first.history] == STEPS[: which - 2]
+    # Twice from there: the second time as if the first had been killed after it had made the evaluation up.
+    shutil.copytree(out / "checkpoints", tmp_path / "left")
     runs.run(directory, out, eval_every=3, resume="auto")
     runs.assert_same_run(out, whole)
+    (out / "ended.json").unlink()
+    (tmp_path / "left").rename(out / "checkpoints")
+    runs.run(directory, out, eval_every=3, resume="auto")
+    runs.assert_same_run(out, whole)
+
+
+def test_the_time_that_is_left_is_that_of_the_steps_since_the_last_evaluation(directory, monkeypatch):
+    """A second a step; the early check comes after three steps, of which two were before an evaluation."""
+    step, told = Training._step, []
+
+    def stepped(training, indices):
+        step(training, indices)
+        training._place.seconds = float(training._place.batch - training._place.evaluated)
+
+    monkeypatch.setattr(Training, "_step", stepped)
+    runs.run(directory, None, eval_every=2, callbacks=Callbacks(on_early=told.append))
+    assert [(record["step"], record["seconds_left"]) for record in told] == [(3, 21.0)]
 
 
 def test_a_search_goes_on_within_an_epoch(directory, tmp_path):
