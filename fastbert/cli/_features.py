@@ -13,7 +13,7 @@ from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
 from ..tasks.features import LAYERS
 from ..tasks.results import FinetuneResult, show_cell, write_table
-from ..tasks.trained import warnings_held
+from ..weights.loading import warnings_held
 from . import _finetune_training as training
 from ._finetune_options import Finetune
 from ._finetune_training import Inputs

@@ -24,11 +24,11 @@ from ..tasks.config import FinetuneConfig
 from ..tasks.fill_mask import fill_mask
 from ..tasks.finetune import finetune
 from ..tasks.text_classification import TextClassification
-from ..tasks.trained import warnings_held
 from ..train.config import PretrainConfig
 from ..train.evaluation import evaluate
 from ..train.model_and_data import build_model
 from ..train.pretrain import PretrainResult, pretrain
+from ..weights.loading import warnings_held
 from . import families
 from .recipe import FULL, QUICK, Recipe
 

@@ -162,7 +162,7 @@ def _compute(cell: Cell) -> dict:
 
     from ..data.tokenizer import load_tokenizer
     from ..tasks.finetune import finetune
-    from ..tasks.trained import warnings_held
+    from ..weights.loading import warnings_held
     from .machine import Clock, made_by
 
     clock = Clock()

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import FastbertError
 from ..train.engine import TrainingDiverged
+from ..weights.loading import warnings_held
 from .base import Row, Task
 from .config import FinetuneConfig
 from .finetune import interrupted, opened, result_again
@@ -22,7 +23,6 @@ from .predict import NotFiniteError
 from .results import FinetuneResult
 from .runs import FinetuneRun, Start, started
 from .saving import FinetuneCheckpoints, Progress, Stopped, identity
-from .trained import warnings_held
 from .training import Callbacks, Data, Training, epoch_batches, prepare
 
 RECIPE = ("batch_size", "lr", "epochs", "seed")

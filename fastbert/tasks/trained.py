@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from ..hints import adapter_hint, download_hint, inner_hint
 from ..model_config import read_config_file
 from ..modules.precision import in_precision
 from ..text_files import read_json, read_yaml
+from ..weights.loading import warnings_held
 from .config import FinetuneConfig, TaskOptions
 
 if TYPE_CHECKING:
@@ -83,23 +83,6 @@ _CLASSIFIERS = {
     "BertForMultipleChoice": "texts",
     "BertForTokenClassification": "tokens",
 }
-
-
-@contextlib.contextmanager
-def warnings_held() -> Iterator[list[logging.LogRecord]]:
-    """While the block runs, the package's log records are collected instead of shown. Loading warns of a new head,
-    which in some places is intended or was reported before, and in others becomes an error, to be reported once."""
-    kept: list[logging.LogRecord] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        kept.append(record)
-        return False
-
-    _log.addFilter(keep)
-    try:
-        yield kept
-    finally:
-        _log.removeFilter(keep)
 
 
 def load_trained(

@@ -7,8 +7,9 @@ BertModel's file can thus be loaded into a model with a head, and the reverse.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,6 +87,23 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
         if name.endswith("decoder.bias"):
             canonical[new] = tensor
     return canonical
+
+
+@contextlib.contextmanager
+def warnings_held() -> Iterator[list[logging.LogRecord]]:
+    """While the block runs, the package's log records are collected instead of shown. Loading warns of a new head,
+    which in some places is intended or was reported before, and in others becomes an error, to be reported once."""
+    kept: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        kept.append(record)
+        return False
+
+    _logger.addFilter(keep)
+    try:
+        yield kept
+    finally:
+        _logger.removeFilter(keep)
 
 
 def load_into(
