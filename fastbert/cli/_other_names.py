@@ -13,6 +13,7 @@ _NAMES = {
     "--dev": ("validation-file", "eval-file", "predict-file"),
     "--epochs": ("num-train-epochs", "num-epochs"),
     "--eval-every": ("eval-steps",),
+    "--evaluate": ("do-eval",),
     "--freeze": ("freeze-layers", "num-frozen-layers", "freeze-embeddings"),
     "--keep": ("save-total-limit",),
     "--layer-decay": ("layerwise-learning-rate-decay", "layer-wise-lr-decay", "layerwise-lr-decay", "lr-layer-decay"),

@@ -19,6 +19,8 @@ from ._paths import InputPath, OutputPath
 class Evaluate(PredictOptions):
     """Prints the task's official metric as JSON, for a fine-tuned model or for a file of predictions.
 
+    `fastbert pretrain --evaluate` prints the held-out losses of a pre-trained model.
+
     Example:
         fastbert evaluate sst2 --model RUN --data dev.tsv
         fastbert evaluate sst2 --data dev.tsv --predictions SST-2.tsv

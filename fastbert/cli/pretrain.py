@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Suppress, arg
 
@@ -33,6 +33,7 @@ class Pretrain(PretrainConfig):
         fastbert pretrain --recipe nvlamb --data DATA --out RUN
         fastbert pretrain --recipe nvlamb --plan --plan-ranks 64 --plan-throughput 260000
         fastbert pretrain --config RUN/config.yaml --resume auto
+        fastbert pretrain --data DATA --model DIR --evaluate heldout
     """
 
     recipe: Annotated[str | None, arg(metavar="NAME")] = None
@@ -45,6 +46,10 @@ class Pretrain(PretrainConfig):
     """With --plan: the number of processes that train together, each on its own device."""
     plan_throughput: str | None = None
     """With --plan: tokens a second of one rank, from which the time follows; "measure" takes a few steps here."""
+    evaluate: Literal["heldout", "train"] | None = None
+    """Print the losses of the model in --model on all documents of this split, as JSON, and train nothing. Pairs and
+    masks depend on the --samples options alone, not on --token-budget. The evaluations of a run print the same if
+    --eval-tokens covers the split. train is every document of data that were prepared without --heldout."""
     # Paths, which are strings in the recipe.
     data: InputName = ""
     out: OutputName = ""
@@ -136,8 +141,23 @@ def _plan(args: Pretrain, config: PretrainConfig) -> None:
     print(plan_text.text(make_plan(config, data=data, ranks=args.plan_ranks, throughput=throughput)))
 
 
+def _evaluate(args: Pretrain, config: PretrainConfig) -> None:
+    """Prints the figures of the model, without training."""
+    if args.plan:
+        raise InputError("expected --plan or --evaluate, got both")
+    from ..tasks.trained import model_directory
+    from ..train.metrics import to_line
+    from ..train.score import score
+    from ._progress import progress
+
+    config = replace(config, model=str(model_directory(config.model)))
+    with progress("scoring", None, "tokens") as advance:
+        row = score(config, args.evaluate, advance)
+    print(to_line({"model": config.model, "split": args.evaluate, **row}), end="")
+
+
 def run(args: Pretrain) -> None:
-    """Pre-trains, or prints the plan of a run (--plan) or the list of recipes (--recipe list)."""
+    """Pre-trains, or prints a plan (--plan), a model's figures (--evaluate) or the list of recipes (--recipe list)."""
     if args.recipe == "list":
         width = max(map(len, recipes.names()))
         for name in recipes.names():
@@ -151,6 +171,9 @@ def run(args: Pretrain) -> None:
     config = PretrainConfig(**given)
     if config.phases:
         _check_reach(config, PretrainConfig.from_yaml(_file(args.recipe, args.config)))
+    if args.evaluate is not None:
+        _evaluate(args, config)
+        return
     if args.plan:
         _plan(args, config)
         return

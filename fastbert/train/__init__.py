@@ -2,6 +2,7 @@
 
 config, phase_options, deepspeed_options, recipes    what a user asks for; importable without torch
 pretrain                                             a run from its options to its result: start here
+score                                                a model's held-out figures, without a run
 model_and_data, optimizers, initialisation           what the options name
 loop, batch_source, phases, spikes, evaluation, result
                                                      a run's steps, batches, learning rate, held-out figures, outcome

@@ -24,6 +24,7 @@ def evaluate(
     token_budget: int = 8192,
     engine: LocalEngine | None = None,
     stop: Callable[[], bool] | None = None,
+    advance: Callable[[int], object] | None = None,
 ) -> dict[str, float] | None:
     """Scores a pre-training model on the samples of the first epochs, whose pairs and masks are always the same.
 
@@ -35,6 +36,7 @@ def evaluate(
         token_budget: the most tokens in a batch.
         engine: the engine whose precision is used and whose ranks share the batches; None computes in float32 on this
             process alone.
+        advance: called after every batch with its number of tokens.
         stop: called before every batch, on all ranks alike; if it returns True, the evaluation ends without a result.
 
     Returns:
@@ -56,6 +58,8 @@ def evaluate(
             if counted:
                 _add(sums, batch, out)
                 counts += torch.bincount(batch.mlm_labels.cpu(), minlength=len(counts))
+            if advance is not None:
+                advance(batch.num_tokens)
     if engine is not None and engine.world.size > 1:
         totals = engine.reduce([*sums.values(), *counts.tolist()])
         sums, counts = dict(zip(_SUMS, totals, strict=False)), torch.tensor(totals[len(_SUMS) :], dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from pathlib import Path
@@ -24,22 +23,25 @@ from .config import PretrainConfig
 if TYPE_CHECKING:
     from ..models.pretrained import PreTrainedModel
 
-_log = logging.getLogger("fastbert")
-
 # New weights are drawn from torch's global generator, which two runs in two threads would otherwise share.
 _building = threading.Lock()
 
 
 def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
     """The training split and, if there is one, the held-out split. Raises InputError or DataError."""
+    data = open_split(config, "train")
+    if not data.shards.manifest.splits.get("heldout"):
+        return data, None
+    heldout = open_split(config, "heldout")
+    return data, heldout if heldout.shards.num_documents else None
+
+
+def open_split(config: PretrainConfig, split: str) -> PretrainingData:
+    """One split of the data. Raises InputError or DataError."""
     if not config.data:
         raise InputError("pre-training needs a data directory, made by `fastbert prepare`, got none")
     cache = {"cache": Path(config.cache) if config.cache else None, "cache_limit": int(config.cache_gb * 1e9)}
-    data = PretrainingData(ShardSet.open(config.data, "train", **cache), config.samples)
-    if not data.shards.manifest.splits.get("heldout"):
-        return data, None
-    shards = ShardSet.open(config.data, "heldout", **cache)
-    return data, PretrainingData(shards, config.samples) if shards.num_documents else None
+    return PretrainingData(ShardSet.open(config.data, split, **cache), config.samples)
 
 
 def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Module:
@@ -174,25 +176,26 @@ def check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingD
         raise InputError(f"{data.shards.directory}: its {data.shards.num_documents} documents make no sample")
 
 
-def warn_of_other_words(config: PretrainConfig, shards: ShardSet) -> None:
-    """Warns if the ids of the data stand for other words in the vocabulary of ``config.model``: nothing else would
-    show it."""
+def other_words(config: PretrainConfig, shards: ShardSet) -> str | None:
+    """A sentence that says so if the ids of the data stand for other words in the vocabulary of ``config.model``,
+    which nothing else would show; else None."""
     try:
         theirs = load_tokenizer(config.model) if os.path.isdir(config.model) else None
         ours = load_tokenizer(shards.directory)
     except InputError:  # the model's directory may have no vocabulary
-        return
+        return None
     if theirs is None:
-        return
+        return None
     words = {index: word for word, index in theirs.get_vocab().items() if not word.startswith("[unused")}
     pairs = [(word, index) for word, index in ours.get_vocab().items() if words.get(index, word) != word]
-    if pairs:
-        word, index = min(pairs, key=lambda pair: pair[1])
-        _log.warning(
-            "%s: expected the vocabulary of the data, got one with other words for %d of %d ids (%d is %r in %s and %r "
-            "there), which are the words that the model has learned",
-            config.model, len(pairs), shards.manifest.vocab_size, index, word, shards.directory, words[index],
-        )  # fmt: skip
+    if not pairs:
+        return None
+    word, index = min(pairs, key=lambda pair: pair[1])
+    return (
+        f"{config.model}: expected the vocabulary of the data, got one with other words for {len(pairs)} of "
+        f"{shards.manifest.vocab_size} ids ({index} is {word!r} in {shards.directory} and {words[index]!r} there), "
+        "which are the words that the model has learned"
+    )
 
 
 def check_heldout(heldout: PretrainingData | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,11 +23,13 @@ from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
 from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop
-from .model_and_data import begins_with, build_model, check_fit, check_heldout, open_data, warn_of_other_words
+from .model_and_data import begins_with, build_model, check_fit, check_heldout, open_data, other_words
 from .result import PretrainResult
 from .run_header import header
 from .run_lock import only_run
 from .wandb_log import check_installed
+
+_log = logging.getLogger("fastbert")
 
 # The paper's million steps are about this many epochs (Devlin et al. 2019, appendix A.2).
 DEFAULT_EPOCHS = 40.0
@@ -135,8 +138,9 @@ def _prepare(
     if named:
         model = build_model(config, data)
     check_fit(config, model, data)
-    if world.first:
-        warn_of_other_words(config, data.shards)
+    others = other_words(config, data.shards) if world.first else None
+    if others is not None:
+        _log.warning("%s", others)
     check_heldout(heldout)
     check_installed(config.wandb)
     distributed.place(model, world)

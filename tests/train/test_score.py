@@ -1,0 +1,105 @@
+"""A pre-trained model's figures on held-out documents, without training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from fastbert import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
+from fastbert.cli.main import main
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.prepare import prepare
+from fastbert.data.tokenizer import load_tokenizer
+from fastbert.errors import CheckpointError, DataError, InputError
+from fastbert.train.phase_options import Phase
+from fastbert.train.pretrain import pretrain
+from fastbert.train.score import score
+
+
+@pytest.fixture
+def saved(recipe, prepared, tmp_path):
+    """Saves a tiny model of a class beside the data's vocabulary, and returns a recipe that names it."""
+
+    def save(cls, **changes):
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=len(load_tokenizer(prepared).get_vocab()), hidden_size=32, num_hidden_layers=2,
+            num_attention_heads=2, intermediate_size=64, max_position_embeddings=32,
+        )  # fmt: skip
+        directory = tmp_path / cls.__name__
+        cls(config).save_pretrained(directory)
+        shutil.copy(prepared / "vocab.txt", directory)
+        return recipe(model=str(directory), **changes)
+
+    return save
+
+
+def test_a_run_and_its_model_have_the_same_figures(recipe, prepared, capsys):
+    result = pretrain(recipe(steps=6, eval_every=6, warmup=0.0), quiet=True)
+    options = ["--data", str(prepared), "--model", str(result.run_dir), "--samples.max-seqlen", "32"]
+    assert main(["pretrain", *options, "--evaluate", "heldout"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    of_run = {name: result.heldout[name] for name in row if name not in ("model", "split", "perplexity")}
+    assert {name: row[name] for name in of_run} == pytest.approx(of_run, rel=1e-6)
+    assert row["split"] == "heldout"
+    assert row["perplexity"] == pytest.approx(torch.tensor(row["mlm_loss"], dtype=torch.float64).exp().item())
+
+
+def test_every_sample_counts_once_whatever_the_batches_are(saved):
+    """`eval_tokens`, which bounds a run's evaluations, is no bound here."""
+    rows = [score(saved(BertForPreTraining, token_budget=budget, eval_tokens=1), "train") for budget in (32, 160, 4096)]
+    assert rows[0] == pytest.approx(rows[1], rel=1e-6)
+    assert rows[0] == pytest.approx(rows[2], rel=1e-6)
+    assert rows[0]["pairs"] > 22
+    other = saved(BertForPreTraining, samples=PretrainingConfig(max_seqlen=32, seed=1))
+    assert score(other, "train")["mlm_loss"] != rows[0]["mlm_loss"]
+
+
+def test_without_a_head_for_pairs_there_are_no_pairs(saved, caplog):
+    config = saved(BertForMaskedLM)
+    row = score(config, "heldout")
+    assert "nsp_acc" not in row
+    assert row["pairs"] == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{config.model}: has no weights that predict next sentences: scored without sentence pairs, as "
+        "--samples.no-nsp does"
+    ]
+    caplog.clear()
+    assert score(saved(BertForMaskedLM, samples=PretrainingConfig(max_seqlen=32, nsp=False)), "heldout") == row
+    assert not caplog.records
+
+
+def test_the_last_phase_has_the_lengths(saved):
+    phases = (Phase(steps=1, max_seqlen=16), Phase(steps=1, max_seqlen=24, max_predictions=2))
+    last = PretrainingConfig(max_seqlen=24, max_predictions=2)
+    rows = [score(saved(BertForPreTraining, **how), "heldout") for how in ({"phases": phases}, {"samples": last})]
+    assert rows[0] == rows[1]
+
+
+def test_a_model_without_the_head_is_refused(saved):
+    with pytest.raises(CheckpointError, match=r"expected a trained .*, got no weights for cls"):
+        score(saved(BertModel), "heldout")
+
+
+def test_another_vocabulary_is_refused(saved):
+    config = saved(BertForPreTraining)
+    words = load_tokenizer(config.data).get_vocab()
+    lines = sorted(words, key=words.get)
+    with open(f"{config.model}/vocab.txt", "w") as file:
+        file.write("\n".join([*lines[:5], *reversed(lines[5:])]) + "\n")
+    with pytest.raises(InputError, match=r"expected the vocabulary of the data, got one with other words for \d+ of"):
+        score(config, "heldout")
+
+
+def test_data_without_held_out_documents(saved, prepared, tmp_path):
+    """A text of its own is the split train."""
+    documents = [(str(n), ["the cat sees a dog", "one bird eats two fish", "a red fish likes birds"]) for n in range(3)]
+    prepare(documents, load_tokenizer(prepared), tmp_path / "own", num_workers=1)
+    config = saved(BertForPreTraining)
+    config.data = str(tmp_path / "own")
+    with pytest.raises(DataError, match="expected documents in split 'heldout', got none: --evaluate train"):
+        score(config, "heldout")
+    assert score(config, "train")["targets"]
