@@ -9,6 +9,7 @@ _NAMES = {
     "--activation-checkpointing": ("gradient-checkpointing", "checkpoint-activations"),
     "--batch-size": ("train-batch-size", "per-device-train-batch-size", "per-gpu-train-batch-size"),
     "--clip": ("max-grad-norm",),
+    "--column": ("text-column", "text-columns", "column-name", "text-column-name"),
     "--data": ("predict-file", "test-file", "input-file", "input-dir"),
     "--dev": ("validation-file", "eval-file", "predict-file"),
     "--epochs": ("num-train-epochs", "num-epochs"),

@@ -1,4 +1,4 @@
-"""``fastbert encode``: one vector per line of a text file."""
+"""``fastbert encode``: one vector per line of a text file, or row of a table."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from ._paths import InputPath, OutputPath
 
 @dataclass
 class Encode:
-    """Writes one sentence vector per line of a text file, (lines, dimensions) float32.
+    """Writes one sentence vector per line of a text file or row of a table, (lines, dimensions) float32.
 
     Example:
         fastbert encode --model DIR --out vectors.npy lines.txt
+        fastbert encode --model DIR --out vectors.npy reviews.csv --column text
     """
 
     file: Positional[Annotated[InputPath, arg(metavar="FILE")]]
-    """A UTF-8 text file of any size, one text a line; - for standard input."""
+    """A UTF-8 text file of any size, one text a line; with --column a table; - for standard input."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A sentence-transformers or model directory, or a run directory."""
     out: Annotated[OutputPath, arg(metavar="FILE")] = Path("vectors.npy")
     """The .npy file to write."""
+    column: str | None = None
+    """The column of the texts in a table: .tsv, .csv, .jsonl or .parquet; in one without a header its number,
+    from 1."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     """Precision of the computation; the vectors are always float32."""
     pooling: Literal["mean", "cls", "max"] | None = None
@@ -49,8 +53,8 @@ def run(args: Encode) -> None:
     from ..result_files import check_writable, write_npy
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
+    from ..tasks.column import texts_of
     from ..tasks.trained import model_directory
-    from ..tasks.typed import text_lines
     from ._progress import progress
 
     check_writable(args.out, args.file)
@@ -61,7 +65,7 @@ def run(args: Encode) -> None:
         directory, precision=args.precision, pooling=args.pooling, normalize=normalize
     )
     options = {name: getattr(args, name) for name in ("prompt_name", "prompt", "token_budget", "batch_invariant")}
-    texts = (text for _, text in text_lines(args.file))
+    texts = (text for _, text in texts_of(args.file, args.column))
     with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
         for window in windows(texts):
             vectors.append(encoder.encode(window, **options))

@@ -26,11 +26,14 @@ class Extract:
     """
 
     file: Positional[Annotated[InputPath, arg(metavar="FILE")]]
-    """A UTF-8 text file, one text or one pair ("A ||| B") a line; - for standard input."""
+    """A UTF-8 text file, one text or one pair ("A ||| B") a line; with --column a table; - for standard input."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A model directory, or a run directory."""
     out: Annotated[OutputPath, arg(metavar="OUT")] = Path("features")
     """Directory for features.npy and tokens.jsonl."""
+    column: str | None = None
+    """The column of the texts in a table: .tsv, .csv, .jsonl or .parquet; in one without a header its number, from
+    1. "line" in tokens.jsonl is then the number of the row."""
     layers: Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum"] = "last4-concat"
     """Which layers make the features, as in the BERT paper's Table 7 (last4 needs at least four layers; all12-sum sums
     all layers of any model)."""
@@ -46,9 +49,9 @@ def run(args: Extract) -> None:
     from ..result_files import atomic_write, check_writable, write_npy
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
+    from ..tasks.column import texts_of
     from ..tasks.features import token_features
     from ..tasks.trained import model_directory
-    from ..tasks.typed import text_lines
     from ._progress import progress
 
     features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
@@ -57,8 +60,11 @@ def run(args: Extract) -> None:
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
     model = load_encoder(directory).to(hardware.default_device())
-    texts = (_text_or_pair(line) for _, line in text_lines(args.file))
-    options = {"truncate": args.truncate, "name": called(args.file)}
+    texts = (text for _, text in texts_of(args.file, args.column))
+    if args.column is None:
+        texts = map(_text_or_pair, texts)
+    unit = "line" if args.column is None else "row"
+    options = {"truncate": args.truncate, "name": called(args.file), "unit": unit}
     with (
         removed_on_sigterm(),
         atomic_write(tokens_path) as index,

@@ -23,9 +23,11 @@ class FillMask:
     """
 
     texts: Positional[Annotated[list[str], arg(metavar="TEXT [TEXT ...]", help_behavior_hint="(required)")]]
-    """Texts, each with at least one [MASK]; a single - reads them from standard input, a line each."""
+    """Texts, each with at least one [MASK]; a single - reads them from standard input, a line each, or a table."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A model directory with a masked language model, or a run directory."""
+    column: str | None = None
+    """With -, the column of the texts if standard input is a table (tabs, CSV or JSON lines)."""
     top_k: int = 5
     """How many tokens to show for each mask."""
     targets: Annotated[tuple[str, ...] | None, arg(metavar="WORD [WORD ...]")] = None
@@ -40,14 +42,16 @@ def run(args: FillMask) -> None:
     """Fills every mask of every text."""
     from .. import BertForMaskedLM, load_tokenizer
     from ..errors import DataError, InputError
+    from ..tasks.column import texts_of
     from ..tasks.fill_mask import fill_mask, token_ids
     from ..tasks.trained import load_trained, model_directory
-    from ..tasks.typed import text_lines
 
     if not args.texts:
         raise InputError("expected a text with [MASK], got none")
     if args.targets is not None:
         refuse_given(args, "top_k", because="a search of the whole vocabulary, got it with --targets")
+    if args.texts != ["-"]:
+        refuse_given(args, "column", because="standard input (-), got it with texts")
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
     targets = None if args.targets is None else token_ids(tokenizer, args.targets)
@@ -57,12 +61,13 @@ def run(args: FillMask) -> None:
         return fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate, targets=targets)
 
     if args.texts == ["-"]:
-        for number, text in text_lines("-"):
+        unit = "line" if args.column is None else "row"
+        for number, text in texts_of("-", args.column):
             if text.strip():
                 try:
                     _show(text, answer(text), args.json)
                 except InputError as error:
-                    raise DataError(f"standard input, line {number}: {error}") from error
+                    raise DataError(f"standard input, {unit} {number}: {error}") from error
         return
     # All texts are computed first, so that an error leaves no partial output.
     answers = [answer(text) for text in args.texts]

@@ -40,7 +40,7 @@ COMMANDS = {
     "predict": "write a task's predictions in its official submission format",
     "fill-mask": "show the most likely tokens for each [MASK] in a text",
     "extract": "write contextual features of every token of a text file",
-    "encode": "write one sentence vector per line of a text file",
+    "encode": "write one sentence vector per line of a text file, or row of a table",
     "convert": "convert between safetensors, pickle, TensorFlow 1, ONNX and sentence-transformers models",
     "study": "repeat the BERT paper's comparisons on a small scale, beside the paper's figures",
     "bench": "measure speed beside the libraries installed on this machine",

@@ -28,8 +28,6 @@ from .tables import check_once
 if TYPE_CHECKING:
     from .text import TextTask
 
-NAMED = " (--text-columns and --label-column name others)"
-"""What the user can do about columns with other names, for messages."""
 _COLUMN = re.compile("[1-9][0-9]{0,3}")
 SINGLE = (("sentence",), ("text",))
 PAIRS = (
@@ -221,10 +219,10 @@ def _row(task: TextTask, index: int, record: Record) -> Row:
     if form is None:
         got = ", ".join(map(str, values)) or "another number of columns, or a quote that is not closed"
         expected = f"column{'s' * (len(forms[0]) > 1)} {', '.join(forms[0])}"
-        raise ValueError(f"expected the {expected}, got {shorten(got)}{NAMED if values else ''}")
+        raise ValueError(f"expected the {expected}, got {shorten(got)}{task.columns_hint if values else ''}")
     pair = next((pair for pair in PAIRS if len(form) == 1 and form[0] in pair and set(pair) <= columns), None)
     if pair is not None and not task.texts_named:
-        raise ValueError(f"expected one text, got a pair in {', '.join(pair)}{NAMED}")
+        raise ValueError(f"expected one text, got a pair in {', '.join(pair)}{task.columns_hint}")
     texts = [values.get(name, "") for name in form]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"expected texts in {', '.join(form)}, got {shorten(repr(texts))}")

@@ -78,6 +78,7 @@ def token_features(
     truncate: bool = False,
     token_budget: int = 4096,
     name: str = "the texts",
+    unit: str = "line",
 ) -> Iterator[TokenFeatures]:
     """Computes the features of each text, in order. Texts are read as needed, so memory does not grow with their
     number.
@@ -90,9 +91,10 @@ def token_features(
         truncate: whether to cut texts over the model's max_position_embeddings; otherwise they are an error.
         token_budget: the most tokens in a batch.
         name: the name of the texts in messages, such as that of a file with one text per line.
+        unit: what the numbers of texts, from 1, are called in messages.
 
     Raises:
-        DataError: a text is too long; the message has its number, from 1, as a line number.
+        DataError: a text is too long; the message has its number.
         InputError: there is no such choice of layers, or the model has too few for it.
     """
     if layers not in LAYERS:
@@ -105,7 +107,7 @@ def token_features(
         for number, row in enumerate(rows, start):
             if limit is not None and len(row.ids) > limit:
                 raise DataError(
-                    f"{name}, line {number}: expected at most the model's {limit} tokens unless told to truncate, "
+                    f"{name}, {unit} {number}: expected at most the model's {limit} tokens unless told to truncate, "
                     f"got {len(row.ids)}"
                 )
         start += len(window)

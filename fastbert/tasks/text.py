@@ -17,7 +17,7 @@ from .bad_rows import at_least_one, called, numbered
 from .base import Example, LabelColumns, Row, labels_of, packed
 from .class_labels import exported_label
 from .encoding import encode_texts
-from .exported import NAMED, exported_rows, id_names, naming_column, read_table_of_hub, text_forms, with_own_header
+from .exported import exported_rows, id_names, naming_column, read_table_of_hub, text_forms, with_own_header
 from .feature_task import FeatureTask
 from .files import of_rows, read_lines
 from .hub_files import NO_LABEL, Record, is_hub_file, read_records
@@ -51,6 +51,8 @@ class TextTask(FeatureTask):
         extra_columns: whether rows of such files may have further columns.
         own_files: whether labels may also be where `labelled` looks for them.
         several_labels: whether a text may have several labels, or none.
+        needs_header: whether standard input needs a header too; otherwise its lines may be nothing but texts.
+        columns_hint: what the user can do about columns with other names, for messages.
     """
 
     streams = True
@@ -65,6 +67,8 @@ class TextTask(FeatureTask):
     extra_columns: bool = False
     own_files: bool = False
     several_labels: bool = False
+    needs_header: bool = False
+    columns_hint: str = " (--text-columns and --label-column name others)"
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
@@ -159,7 +163,7 @@ class TextTask(FeatureTask):
     def _authors_rows(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
         """The rows of a file as the authors of a data set publish it: tab-separated, without quoting."""
         bare = [self.bare_columns] if self.bare_columns else []
-        if os.fspath(path) == "-":
+        if os.fspath(path) == "-" and not self.needs_header:
             bare.append(self.text_columns)  # typed input: only texts
         table = read_table(
             path,
@@ -167,7 +171,7 @@ class TextTask(FeatureTask):
             (self.label_column, *id_names(self)),
             bare=bare,
             form="a tab-separated file (or .csv)",
-            hint=NAMED,
+            hint=self.columns_hint,
             is_bare=self.is_bare,
             extra=self.extra_columns,
             bad_rows=self.bad_rows,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import DataError
+from ..parquet_files import SUFFIXES as PARQUET
 from ..text_files import without_gz
 from .bad_rows import BadRows, called
 from .exported import PAIRS, SINGLE
@@ -16,7 +17,7 @@ from .files import read_lines, shorten
 from .hub_files import JSON_LINES, Record, json_line_records, json_list_records
 
 TYPED = "-"
-_NO_LINES = (".csv", ".tsv", *JSON_LINES)
+_NO_LINES = (".csv", ".tsv", *JSON_LINES, *PARQUET)
 
 
 def read_typed(
@@ -60,7 +61,7 @@ def text_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
         DataError: the file is a table or JSON, whose lines are not texts; or as `read_lines` does.
     """
     where = f"{called(path)}: expected a text in each line"
-    told = "write its texts to a file, a line each"
+    told = "name the column of its texts (--column), or write them to a file, a line each"
     if without_gz(path).lower().endswith(_NO_LINES):
         raise DataError(f"{where}, got a table or JSON by its name: {told}")
     for number, line in read_lines(path):

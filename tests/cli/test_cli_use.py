@@ -145,6 +145,7 @@ def test_extract_reads_googles_pairs(model, tmp_path):
     [
         ("a.csv", "text,label\nthe film,good\n", "a table or JSON by its name"),
         ("a.tsv.gz", "", "a table or JSON by its name"),
+        ("a.parquet", "", "a table or JSON by its name"),
         ("a.jsonl", '{"text": "the film"}\n', "a table or JSON by its name"),
         ("a.txt", '\ufeff{"text": "the film"}\n', """JSON, '{"text": "the film"}'"""),
     ],
@@ -154,7 +155,8 @@ def test_tables_and_json_are_not_lines_of_text(model, tmp_path, capsys, command,
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
     said = fails(capsys, command, "--model", model, "--out", tmp_path / "out.npy", path)
-    assert f"{path}: expected a text in each line, got {got}: write its texts to a file, a line each" in said
+    told = "name the column of its texts (--column), or write them to a file, a line each"
+    assert f"{path}: expected a text in each line, got {got}: {told}" in said
 
 
 def test_extract_failures_leave_nothing(model, tmp_path, capsys):

@@ -1,0 +1,46 @@
+"""The texts of a file, for commands that need nothing else of it: its lines, or one column of a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from .config import TaskOptions
+from .text_classification import TextClassification
+from .typed import text_lines
+
+
+def texts_of(path: str | os.PathLike, column: str | None = None) -> Iterator[tuple[int, str]]:
+    """The texts of a file with their numbers, from 1, as they are read.
+
+    Args:
+        path: the file, or ``-`` for standard input.
+        column: the column of a table (.tsv, .csv, .jsonl, .parquet) that holds the texts, or its number, from 1, in one
+            without a header; None for a file with one text in each line.
+
+    Raises:
+        DataError: the file has no such column, a row cannot be read, or there are no rows; or as `text_lines` does.
+    """
+    if column is None:
+        return text_lines(path)
+    table = _Column()
+    table.configure(TaskOptions(text_columns=(column,)))
+    table.predicting = True  # other columns do not matter
+    return ((number, row.texts[0]) for number, row in enumerate(table.rows(path), 1))
+
+
+class _Column(TextClassification):
+    """A user's own files as the tasks read them; every row has a text, an empty one too, as empty lines do."""
+
+    name = "column"
+    text_columns = ()
+    counts = (1,)
+    own_files = False
+    columns_hint = " (--column names another)"
+    needs_header = True
+
+    def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
+        """Accepts every text."""
+
+    def check_id(self, name: str, seen: set[str], numbered: bool = False) -> None:
+        """Accepts every id: rows are numbered."""
