@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..tasks.base import Example, Row, Task
     from ..tasks.classification import Classification
     from ..tasks.ner import NER
+    from ..tasks.swag import SWAG
     from ..tasks.text_multilabel import TextMultilabel
     from ._tasks import Computed
 
@@ -45,8 +46,8 @@ class Predict(PredictOptions):
     """The file of predictions, - for standard output; or a directory (it exists, or its name ends in a slash), where
     the file gets its official name (SST-2.tsv)."""
     probabilities: Annotated[OutputPath | None, arg(metavar="FILE")] = None
-    """Tasks of classes, and ner: also write a table with the probability of every class, of ner of every tag for each
-    word."""
+    """Tasks of classes, ner and swag: also write a table with the probability of every class, of ner of every tag for
+    each word, of swag of every ending."""
 
 
 def run(args: Predict) -> None:
@@ -79,7 +80,7 @@ def _check_probabilities(task: Task, table: Path, out: Path, data: Path) -> None
     from ..result_files import check_writable
 
     if not hasattr(task, "probabilities"):
-        raise InputError(f"--probabilities belongs to tasks of classes and ner, got the task {task.name}")
+        raise InputError(f"--probabilities belongs to tasks of classes, ner and swag, got the task {task.name}")
     if table.absolute() == out.absolute():
         raise InputError(f"--probabilities: expected another file than the predictions', got {table} for both")
     check_writable(table, data)
@@ -90,7 +91,7 @@ def _writer(file: IO[str]) -> Computed:
     began = False
 
     def write(
-        task: Classification | TextMultilabel | NER,
+        task: Classification | TextMultilabel | NER | SWAG,
         rows: Sequence[Row],
         examples: Sequence[Example],
         outputs: Sequence[np.ndarray],

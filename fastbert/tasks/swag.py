@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..result_files import atomic_write, written
 from . import metrics
 from .bad_rows import at_least_one, called, numbered
-from .base import Example, LabelColumns, Row, Task, labels_of, packed
+from .base import Example, LabelColumns, Row, Task, labels_of, packed, softmax
 from .choice_conversions import OBJECTS, PLACES, apart, values_of
 from .choice_files import (
     codah_records,
@@ -208,6 +208,20 @@ class SWAG(Task):
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:
         return [str(int(np.argmax(scores))) for scores in outputs]
+
+    @property
+    def probability_columns(self) -> tuple[str, ...]:
+        """The header of `probabilities`."""
+        return ("index", "ending", "probability")
+
+    def probabilities(
+        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]
+    ) -> Iterator[Sequence]:
+        """A line for each ending: the row's id, the number of the ending from 0, and its probability."""
+        for row, scores in zip(rows, outputs, strict=True):
+            # A batch with rows of several lengths pads the scores of the shorter ones.
+            for number, share in enumerate(softmax(scores[: len(row.texts) - 1])):
+                yield row.id, str(number), float(share)
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, float]:
         return {"accuracy": metrics.accuracy([row.label for row in rows], predictions)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import tiny_bert
 import torch
 
@@ -92,6 +94,33 @@ def test_words_of_a_sentence_in_windows(tmp_path):
     assert [tag for _, tag in tags] == [TAGS[number].removesuffix("-_") for number in best]
 
 
+def test_endings_have_a_line_each(tmp_path):
+    """transformers' softmax over the endings of a row, whose number differs from row to row."""
+    from transformers import BertForMultipleChoice, BertTokenizerFast
+
+    model = tiny_bert.save(tmp_path / "model", "BertForMultipleChoice")
+    questions = [["good", "is dull .", "a book"], ["great", "poor ."]]
+    rows = [{"question": "the film is", "choices": choices, "answer": 0} for choices in questions]
+    data, out, table = tmp_path / "data.jsonl", tmp_path / "out.csv", tmp_path / "table.tsv"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--model", model, "--data", data, "--out", out, "--probabilities", table]
+    assert main(["predict", "swag", *map(str, given)]) == 0
+    header, *lines = [line.split("\t") for line in table.read_text().splitlines()]
+    assert header == ["index", "ending", "probability"]
+    assert [line[:2] for line in lines] == [["0", "0"], ["0", "1"], ["0", "2"], ["1", "0"], ["1", "1"]]
+    model = BertForMultipleChoice.from_pretrained(model).eval()
+    tokenizer = BertTokenizerFast(str(tmp_path / "model" / "vocab.txt"))
+    expected = []
+    for choices in questions:
+        pieces = tokenizer(["the film is"] * len(choices), choices, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            expected.append(model(**{name: value[None] for name, value in pieces.items()}).logits[0].softmax(-1))
+    found = torch.tensor([float(line[2]) for line in lines])
+    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=2e-6)
+    best = [str(int(shares.argmax())) for shares in expected]
+    assert [line.split(",")[1] for line in out.read_text().splitlines()[1:]] == best
+
+
 def test_predictions_on_standard_output_are_not_mixed_with_its_path(tmp_path, capsys):
     assert predict(tmp_path, "--probabilities", tmp_path / "table.tsv") == 0
     printed = capsys.readouterr().out
@@ -122,7 +151,7 @@ def test_what_has_no_classes_or_no_file_of_its_own_is_refused(tmp_path, capsys):
     assert predict(tmp_path, "--out", table, "--probabilities", table) == 2
     assert f"expected another file than the predictions', got {table} for both" in capsys.readouterr().err
     assert predict(tmp_path, "--probabilities", table, task="stsb") == 2
-    assert "--probabilities belongs to tasks of classes and ner, got the task stsb" in capsys.readouterr().err
+    assert "--probabilities belongs to tasks of classes, ner and swag, got the task stsb" in capsys.readouterr().err
     assert predict(tmp_path, "--probabilities", tmp_path / "data.tsv") == 2
     assert "expected an output file that is not the input" in capsys.readouterr().err
     assert not table.exists()
