@@ -31,7 +31,7 @@ def opened_parquet(path: str | os.PathLike) -> Iterator[pyarrow.parquet.ParquetF
     try:
         with open(path, "rb") as source, pyarrow.parquet.ParquetFile(source) as file:
             yield file
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:  # columns may have names of other bytes
         # An error of the operating system has nothing to do with the format.
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -151,10 +151,12 @@ def _tags_of(record: Record, named: list | None, letters: str, num_words: int) -
     tags, names = record.values[column], record.names.get(column, ())
     if named is None or len(named) != num_words:
         raise ValueError(f"expected a tag for each of {num_words} words, got {shorten(repr(tags))}")
-    strange = next((tag for tag in named if not isinstance(tag, str) or not is_tag(tag, letters)), None)
-    if strange is not None:
+    strange = [tag for tag in named if not isinstance(tag, str) or not is_tag(tag, letters)]  # None, for a null tag
+    if strange:
         known = f" (the file names {shorten(', '.join(names))})" if names else ""
-        raise ValueError(f"expected tags {expected(letters)}, or numbers that the file names, got {strange!r}{known}")
+        raise ValueError(
+            f"expected tags {expected(letters)}, or numbers that the file names, got {strange[0]!r}{known}"
+        )
     return tuple(named)
 
 

@@ -172,7 +172,7 @@ def _names(schema: Any) -> dict[str, tuple[str, ...]]:
         kept = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = kept.get("info", {}).get("features", {})
         found = {column: _class_names(kind) for column, kind in features.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return {}  # other software may have written something else there
     return {column: names for column, names in found.items() if names}
 

@@ -237,6 +237,7 @@ def test_ner_without_tags_and_of_documents(read):
         ("ner", [{"tokens": ["a"], "ner_tags": [1]}], None, "row 1: expected tags O, .* got 1"),
         ("ner", [{"tokens": ["a"], "ner_tags": [5]}], {"ner_tags": TAGS}, r"row 1: .* got 5 \(the file names O, B-PER"),
         ("ner", [{"tokens": ["a"], "ner_tags": ["X"]}], None, "row 1: expected tags O, .* got 'X'"),
+        ("ner", [{"tokens": ["a", "b"], "ner_tags": [None, "O"]}], None, "row 1: expected tags O, .* got None"),
         ("ner", [{"tokens": ["a", "b"], "ner_tags": ["O"]}], None, "row 1: expected a tag for each of 2 words"),
         ("ner", [{"tokens": ["a\tb"], "ner_tags": ["O"]}], None, "row 1: expected words without tabs and line ends"),
         ("ner", [{"tokens": [" "], "ner_tags": ["O"]}], None, "row 1: expected words with other characters"),
@@ -294,6 +295,19 @@ def test_what_is_no_parquet_is_refused(content, read):
     with pytest.raises(DataError, match="expected a Parquet file, got one that pyarrow cannot read") as refused:
         read("sst2", content)
     assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_name_of_a_column(read):
+    content = parquet([{"sentence": "A", "label": 0}]).replace(b"sentence", b"sent\xffnce")
+    with pytest.raises(DataError, match="parquet: expected a Parquet file, got one that pyarrow cannot read"):
+        read("sst2", content)
+
+
+def test_metadata_of_too_many_levels_name_no_classes(read):
+    """They are JSON that other software may have written."""
+    table = pa.Table.from_pylist([{"sentence": "A", "label": 1}])
+    content = parquet([], table=table.replace_schema_metadata({"huggingface": '{"info":' * 10_000}))
+    assert [row.label for row in read("sst2", content)] == ["1"]
 
 
 def test_no_rows(read):
