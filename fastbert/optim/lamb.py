@@ -30,7 +30,8 @@ class Lamb(MasterWeightOptimizer):
         trust_range: the smallest and the largest trust of "clamped".
 
     Raises:
-        InputError: a rate is negative or not finite, a beta is not in [0, 1), or ``variant`` is unknown.
+        InputError: a rate is negative or not finite, a beta is not in [0, 1), ``trust_range`` is no range, or
+            ``variant`` is unknown.
     """
 
     kind = "lamb"
@@ -50,6 +51,10 @@ class Lamb(MasterWeightOptimizer):
             raise InputError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
         if max_grad_norm is not None and not max_grad_norm >= 0:
             raise InputError(f"max_grad_norm must be at least 0, got {max_grad_norm}")
+        if len(trust_range) != 2 or not 0 <= trust_range[0] <= trust_range[1]:
+            raise InputError(
+                f"trust_range must be two numbers, at least 0 and the smaller one first, got {trust_range!r}"
+            )
         rates = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         # In the groups: attributes would be part of neither a state_dict nor a copy of the optimiser.
         own = {"variant": variant, "max_grad_norm": max_grad_norm, "trust_range": trust_range}

@@ -152,7 +152,11 @@ def mctest_records(
     if answers is not None and [4] * len(stories) != list(map(len, answers)):
         raise DataError(f"{beside}: expected four answers for each of the {len(stories)} stories of {path}, got others")
     for (number, fields), right in zip(stories, answers or [[]] * len(stories), strict=False):
-        for question in range(4 if len(fields) == _MCTEST else 0):
+        for question in range(4):
+            where = f"{called(path)}, line {number}, question {question + 1}"
+            if len(fields) != _MCTEST:  # for each question, as each is a row
+                bad_rows.refuse(f"{where}: expected MCTest's {_MCTEST} tab-separated columns, got {len(fields)}")
+                continue
             asked, *options = fields[3 + 5 * question : 8 + 5 * question]
             values: dict[str, Any] = {
                 "story": fields[2].replace("\\newline", " ").replace("\\tab", " "),
@@ -160,10 +164,7 @@ def mctest_records(
                 "answer_options": options,
                 "answer": right[question] if right else None,
             }
-            yield Record.of(f"{called(path)}, line {number}, question {question + 1}", values)
-        if len(fields) != _MCTEST:
-            got = f"expected MCTest's {_MCTEST} tab-separated columns, got {len(fields)}"
-            bad_rows.refuse(f"{called(path)}, line {number}: {got}")
+            yield Record.of(where, values)
 
 
 def with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: BadRows) -> Iterator[Record]:

@@ -180,6 +180,13 @@ def test_another_variant_is_refused():
         Lamb([torch.nn.Parameter(torch.zeros(1))], variant="lars")
 
 
+@pytest.mark.parametrize("between", [(0.3, 0.01), (-1.0, 0.3), (0.0, float("nan")), (0.1,)])
+def test_what_is_no_range_of_trust_is_refused(between):
+    """torch's clamp would set every trust to the maximum, and negative ones would go uphill."""
+    with pytest.raises(InputError, match="trust_range must be two numbers, at least 0 and the smaller one first, got"):
+        Lamb([torch.nn.Parameter(torch.zeros(1))], variant="clamped", trust_range=between)
+
+
 @pytest.mark.parametrize("variant", ["nvlamb", "apex"])
 @pytest.mark.parametrize("none", [None, 0.0])
 @pytest.mark.parametrize("on_device", [False, True])

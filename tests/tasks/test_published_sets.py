@@ -78,9 +78,13 @@ def test_stories_of_mctest(tmp_path):
     assert "".join(row.label for row in task.read(path)) == "01233330"
     path.write_text(LINE.replace("one:", "multiple:") + LINE.replace("\tone: Who?", "") + LINE)
     (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\n" * 3)
-    with pytest.raises(DataError, match=r"mc160\.dev\.tsv, line 2: expected MCTest's 23 tab-separated columns, got 22"):
+    with pytest.raises(DataError, match=r"tsv, line 2, question 1: expected MCTest's 23 tab-separated columns, got 22"):
         task.read(path)
-    assert "".join(row.label for row in task_of("swag", skip=True).read(path)) == "01230123"
+    task = task_of("swag", skip=True)
+    kept = task.read(path)
+    assert "".join(row.label for row in kept) == "01230123"
+    assert [row.id for row in kept] == ["0", "1", "2", "3", "8", "9", "10", "11"]
+    assert len(task.bad_rows.reasons) == 4
     (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\n")
     with pytest.raises(DataError, match=r"mc160\.dev\.ans: expected four answers for each of the 3 stories"):
         task.read(path)
