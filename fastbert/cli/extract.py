@@ -44,6 +44,7 @@ class Extract:
 def run(args: Extract) -> None:
     """Streams the file through the model; both results are written atomically."""
     from .. import hardware, load_tokenizer
+    from ..data.tokenizer import warn_if_larger
     from ..errors import DataError
     from ..models.encoders import load_encoder
     from ..result_files import atomic_write, check_writable, write_npy
@@ -60,6 +61,7 @@ def run(args: Extract) -> None:
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
     model = load_encoder(directory).to(hardware.default_device())
+    warn_if_larger(tokenizer, model.config.vocab_size, directory)
     texts = (text for _, text in texts_of(args.file, args.column))
     if args.column is None:
         texts = map(_text_or_pair, texts)

@@ -41,6 +41,7 @@ class FillMask:
 def run(args: FillMask) -> None:
     """Fills every mask of every text."""
     from .. import BertForMaskedLM, load_tokenizer
+    from ..data.tokenizer import warn_if_larger
     from ..errors import DataError, InputError
     from ..tasks.column import texts_of
     from ..tasks.fill_mask import fill_mask, token_ids
@@ -56,6 +57,7 @@ def run(args: FillMask) -> None:
     tokenizer = load_tokenizer(directory)
     targets = None if args.targets is None else token_ids(tokenizer, args.targets)
     model = load_trained(BertForMaskedLM.from_pretrained, directory)
+    warn_if_larger(tokenizer, model.config.vocab_size, directory)
 
     def answer(text: str) -> list:
         return fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate, targets=targets)

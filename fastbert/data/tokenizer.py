@@ -269,6 +269,23 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
+def warn_if_larger(tokenizer: Tokenizer, rows: int, source: str | Path) -> None:
+    """Logs a warning if a tokenizer has ids that a model has no vectors for. It is no error: published models may have
+    added tokens that no text contains. But a text with one of the ids is refused, which may be far down in a file.
+
+    Args:
+        tokenizer: the model's.
+        rows: the model's vocab_size.
+        source: the model's directory.
+    """
+    largest = vocab_size(tokenizer) - 1
+    if largest >= rows:
+        _log.warning(
+            "%s: the tokenizer's ids go up to %d, but the model's vocab_size is %d: texts with the others are refused",
+            source, largest, rows,
+        )  # fmt: skip
+
+
 def vocab_text(tokenizer: Tokenizer) -> str:
     """The text of vocab.txt: one token a line, the id is the line number from 0."""
     tokens = {index: token for token, index in tokenizer.get_vocab().items()}

@@ -17,7 +17,7 @@ from torch import nn
 from .. import hardware, ops
 from ..config import BertConfig
 from ..data.chunks import chunks
-from ..data.tokenizer import load_tokenizer
+from ..data.tokenizer import load_tokenizer, warn_if_larger
 from ..data.truncation import cut_at, encode_beginnings
 from ..errors import InputError
 from ..model_config import read_config_file
@@ -131,6 +131,7 @@ class SentenceEncoder:
         model = BertModel.from_pretrained(settings.model_directory, config=config, add_pooling_layer=False)
         tokenizer = load_tokenizer(settings.model_directory)
         check_positions(settings.model_directory, tokenizer)
+        warn_if_larger(tokenizer, config.vocab_size, settings.model_directory)
         encoder = cls(
             in_precision(model, precision, device),
             tokenizer,

@@ -52,8 +52,8 @@ def fill_mask(
         tokenizer has fewer tokens. Rows that pad the vocabulary are no candidates.
 
     Raises:
-        InputError: there is no mask token in the text, in what is left of it, or in the vocabulary; or the text is too
-            long, or is not valid Unicode.
+        InputError: there is no mask token in the text, in what is left of it, or in the vocabulary; the text is too
+            long, or is not valid Unicode; or the model has no logit for one of the targets.
     """
     mask = names_of(tokenizer).mask_token
     mask_id = tokenizer.token_to_id(mask)
@@ -69,6 +69,8 @@ def fill_mask(
         kept = "last" if side_of(tokenizer) == "left" else "first"
         where = f"the {kept} {limit} tokens of the text" if encoding.truncated else "the text"
         raise InputError(f"expected at least one {mask} in {where}, got {shorten(repr(text))}")
+    if max(targets or (0,)) >= model.config.vocab_size:
+        raise InputError(f"targets must be below the model's vocab_size {model.config.vocab_size}, got {max(targets)}")
     probabilities = _probabilities(model, encoding.ids, positions)
     if targets is None:
         return _best(tokenizer, probabilities, top_k)

@@ -335,3 +335,19 @@ def test_help_shows_that_a_list_is_needed(command, capsys, monkeypatch):
     first = capsys.readouterr().out.partition("positional arguments")[2].partition("options")[0]
     assert "(required)" in first
     assert "(default: )" not in first
+
+
+@pytest.mark.parametrize("command", ["encode {} text.txt", "extract {} --layers last text.txt", "fill-mask {} [MASK]"])
+def test_a_vocabulary_with_more_words_than_the_model_is_told_at_once(place, capsys, caplog, command):
+    """Otherwise the first text with one of these words would tell, perhaps the last of a file."""
+    tiny_bert.save(place / "model")
+    with (place / "model" / "vocab.txt").open("a") as file:
+        file.write("zebra\n")
+    size = len(tiny_bert.VOCAB)
+    words = command.format("--model model").split()
+    assert main(words) == 0
+    told = f"model: the tokenizer's ids go up to {size}, but the model's vocab_size is {size}: texts with the others"
+    assert told in caplog.text
+    if words[0] == "fill-mask":
+        assert main([*words, "--targets", "zebra"]) == 2
+        assert f"targets must be below the model's vocab_size {size}, got {size}" in capsys.readouterr().err
