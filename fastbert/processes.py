@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from .errors import InputError
 from .signals import held_signals
 
 
@@ -26,6 +27,25 @@ def quick_context():
     workers.
     """
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+def may_start_others() -> bool:
+    """Whether this process may start others by `multiprocessing`: daemonic ones, as of a pool or of Celery, may not."""
+    return not multiprocessing.current_process().daemon
+
+
+def check_may_start(count: int, least: int) -> None:
+    """Raises InputError if this process would have to start others and may not.
+
+    Args:
+        count: the asked num_workers.
+        least: the num_workers with which none is started.
+    """
+    if count > least and not may_start_others():
+        raise InputError(
+            f"num_workers must be {least} in a daemonic process (of a multiprocessing pool, for example), which may "
+            f"start no others, got {count}"
+        )
 
 
 def obey_the_parent(*, terminable: bool = False) -> None:

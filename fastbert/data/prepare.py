@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from ..errors import DataError, InputError
 from ..files import held, put_in_place, remove_leftovers
 from ..hardware import MOST_PROCESSES, num_cores
-from ..processes import WorkerDied, Workers
+from ..processes import WorkerDied, Workers, check_may_start, may_start_others
 from ..wording import counted
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents, told_if_wrapped
@@ -81,7 +81,7 @@ def prepare(
         out: the directory to write.
         heldout: the share of documents kept for evaluation, chosen by a hash of their text, so that equal texts stay
             in one split whatever the order or the size of the corpus; or the names of these documents.
-        num_workers: the number of processes; None for one per core.
+        num_workers: the number of processes; None for one per core, or 1 in a process that may start none.
         errors: what happens to bytes that are not UTF-8: "strict" refuses them, "replace" puts U+FFFD in their place.
         segment: "auto" splits lines that are paragraphs into sentences, "always" every line, "never" none.
         overwrite: whether to replace prepared data at ``out``.
@@ -270,9 +270,11 @@ def _batches(
 
 def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | None) -> Iterator[EncodedDocuments]:
     """Encodes batches in order; in this process if there is little text."""
-    workers = num_cores() if num_workers is None else num_workers
+    usual = num_cores() if may_start_others() else 1
+    workers = usual if num_workers is None else num_workers
     if not 1 <= workers <= MOST_PROCESSES:
         raise InputError(f"num_workers: expected 1 to {MOST_PROCESSES}, got {num_workers}")
+    check_may_start(workers, 1)
     head, size = [], 0
     for job in jobs:
         head.append(job)

@@ -16,6 +16,7 @@ from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..errors import CheckpointError, DataError, InputError
 from ..files import check_run_name, remove_unfinished, write_whole
+from ..processes import check_may_start
 from . import arithmetic, checkpoint, distributed, phases
 from .config import NEUTRAL, PretrainConfig
 from .console import Console
@@ -119,6 +120,7 @@ def _prepare(
         held: gets the lock on the run directory.
     """
     run_dir = Path(config.out)
+    check_may_start(config.num_workers, 0)
 
     def lock() -> None:
         distributed.on_first(world, lambda: held.enter_context(only_run(run_dir)))
