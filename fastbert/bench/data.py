@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from .pool import module_command
+from .scratch import scratch
 from .turns import in_turn
 
 PEERS = ("encode_batch", "encode_batch_fast")
@@ -144,8 +145,7 @@ def run(
     say: Callable[[str], None],
 ) -> dict[str, list[dict]]:
     """Measures throughput and memory on a corpus, by default the built-in one, repeated to ``mb`` megabytes."""
-    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as scratch:
-        directory = Path(scratch)
+    with scratch() as directory:
         if corpus is None or vocab is None:
             own_corpus, own_vocab = builtin(directory)
             corpus, vocab = corpus or own_corpus, vocab or own_vocab

@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from ..config import BertConfig
 from . import gate, models, workloads
 from .peers.probe import peaks
 from .pool import VariantFailed, Worker, WorkerDied, available_mb
+from .scratch import scratch
 from .variants import TRUTH, Variant
 from .workloads import Workload
 
@@ -109,8 +108,7 @@ class Session:
 
     def run(self) -> Session:
         """Runs everything. A variant's failure does not end the run."""
-        with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as scratch:
-            self.scratch = Path(scratch)
+        with scratch() as self.scratch:
             self.directory = self.scratch / "model"
             self.say(f"{self.plan.kind}: writing the model ({self.plan.model})")
             self.config = models.make_directory(self.plan.model, self.directory, self.plan.config)
