@@ -10,37 +10,42 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ..errors import FastbertError
 from ..packing import PackedBatch
 from ..processes import obey_the_parent, quick_context
 from . import ranks
 from .pretraining import PretrainingData
+
+_Item = tuple[int, int, PackedBatch]
 
 
 class _Batches(Dataset):
     def __init__(self, data: PretrainingData, token_budget: int) -> None:
         self._data, self._token_budget = data, token_budget
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[int, int, PackedBatch]:
+    def __getitem__(self, place: tuple[int, int]) -> _Item | FastbertError | OSError:
         epoch, index = place
-        sample_ids = self._data.batches(epoch, self._token_budget)[index]
-        return epoch, index, self._data.collate(epoch, sample_ids)
+        try:
+            sample_ids = self._data.batches(epoch, self._token_budget)[index]
+            return epoch, index, self._data.collate(epoch, sample_ids)
+        except (FastbertError, OSError) as error:  # raised by `_as_it_is`: torch would make a worker's traceback of it
+            return error
 
 
-_Item = tuple[int, int, PackedBatch]
-
-
-def _as_it_is(item: _Item) -> _Item:
+def _as_it_is(item: _Item | FastbertError | OSError) -> _Item:
+    if isinstance(item, Exception):
+        raise item
     return item
 
 
 # A worker's tensors would go through shared memory, of which a container has 64 MB. What does not fit there is lost
 # without an error in this process, which would wait for it without end. Arrays go through a pipe.
-def _with_arrays(item: _Item) -> _Item:
-    return _changed(item, torch.Tensor, torch.Tensor.numpy)
+def _with_arrays(item: _Item | FastbertError | OSError) -> _Item | FastbertError | OSError:
+    return item if isinstance(item, Exception) else _changed(item, torch.Tensor, torch.Tensor.numpy)
 
 
-def _with_tensors(item: _Item) -> _Item:
-    return _changed(item, np.ndarray, torch.from_numpy)
+def _with_tensors(item: _Item | FastbertError | OSError) -> _Item:
+    return _changed(_as_it_is(item), np.ndarray, torch.from_numpy)
 
 
 def _changed(item: _Item, kind: type, change: Callable[[Any], Any]) -> _Item:

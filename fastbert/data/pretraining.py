@@ -151,6 +151,8 @@ class PretrainingData:
     def collate(self, epoch: int, sample_ids: np.ndarray) -> PackedBatch:
         """Makes the packed batch of some samples of an epoch."""
         plan, special = self.plan(epoch), self._special
+        segments = (plan.a, plan.b) if self.config.nsp else (plan.a,)
+        self.shards.check_whole(np.concatenate([segment[sample_ids, 0] for segment in segments]).tolist())
         parts, lengths_a = [], []
         cls, sep = np.array([special.cls]), np.array([special.sep])
         for sample in sample_ids:

@@ -9,6 +9,7 @@ of its sentences is a slice of one file.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy as np
 from ..errors import DataError
 from .manifest import Manifest, ShardEntry, check_file, check_hash
 from .remote import RemoteFiles, RemoteTokens, is_remote
-from .token_file import mapped
+from .token_file import is_cut, mapped
 
 _MAGIC, _INDEX_VERSION, _HEADER = 0x5842_4654, 1, 5
 
@@ -156,6 +157,24 @@ class ShardSet:
         if sentence_end - base >= len(starts):
             raise IndexError(f"sentences {sentence_first}:{sentence_end} are not of one document")
         return self.tokens[shard][starts[sentence_first - base] : starts[sentence_end - base]]
+
+    def check_whole(self, sentences: Iterable[int]) -> None:
+        """Looks at the files of these sentences, before several are gathered: a look costs as much as a gather. Copies
+        of remote data are not looked at, as nobody else writes there.
+
+        Raises:
+            DataError: a file was cut off after it was mapped, as by a copy over it.
+        """
+        if self._remote is not None:
+            return
+        for shard in {bisect_right(self._first_sentences, sentence) - 1 for sentence in sentences}:
+            entry = self.manifest.splits[self.split][shard]
+            for name, numbers in ((entry.idx, self._sentence_starts[shard]), (entry.bin, self.tokens[shard])):
+                if is_cut(numbers):
+                    raise DataError(
+                        f"{self.directory / name}: expected a file that stays as it is while it is used, got one that "
+                        "was cut off"
+                    )
 
     def sentence(self, sentence: int) -> np.ndarray:
         """Ids of one sentence."""

@@ -23,3 +23,12 @@ def mapped(path: str | os.PathLike, dtype: str | np.dtype) -> np.ndarray:
         except OSError as error:
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     return np.frombuffer(pages, dtype)
+
+
+def is_cut(numbers: np.ndarray) -> bool:
+    """Whether the file of a map, or of a view of one, is shorter now than when it was mapped. Reading what is missing
+    would end the process with SIGBUS, so this is asked before."""
+    pages = numbers
+    while isinstance(pages, np.ndarray):
+        pages = pages.base
+    return pages.obj.size() < pages.nbytes

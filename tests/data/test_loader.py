@@ -11,6 +11,7 @@ import torch
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
+from fastbert.errors import DataError
 
 BUDGET = 4096
 
@@ -68,6 +69,22 @@ def test_workers_make_the_same_batches(data):
     assert wanted[-1][0] >= 1
     for workers in (1, 2):
         assert_same(list(islice(make_loader(data, BUDGET, num_workers=workers), 20)), wanted)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "error", [DataError("a shard: cut off"), OSError(5, "Input/output error", "a shard")], ids=repr
+)
+def test_an_error_is_the_same_from_a_worker(data, monkeypatch, num_workers, error):
+    """torch would put the worker's traceback into its message."""
+
+    def fail(*_args):
+        raise error
+
+    monkeypatch.setattr(PretrainingData, "collate", fail)
+    with pytest.raises(type(error)) as raised:
+        next(make_loader(data, BUDGET, num_workers=num_workers))
+    assert str(raised.value) == str(error)
 
 
 def test_workers_need_no_shared_memory(data, monkeypatch):

@@ -89,6 +89,19 @@ def test_gather_stays_within_a_shard(tmp_path):
             shards.gather(*wrong)
 
 
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_a_file_that_is_cut_off_while_it_is_mapped(tmp_path, suffix):
+    """To read what is missing would end the process with SIGBUS."""
+    directory = write(tmp_path, some_documents(4000), max_tokens=10_000)
+    shards = ShardSet.open(directory)
+    path = directory / "train" / f"shard-00000.{suffix}"
+    last = len(shards.sentence_lengths) - 1
+    os.truncate(path, 8)
+    with pytest.raises(DataError, match=f"shard-00000.{suffix}: expected a file that stays as it is"):
+        shards.check_whole([last, 0])
+    shards.check_whole([last])
+
+
 @pytest.mark.parametrize("wrong", [-1, 1000, 70000])
 def test_id_outside_the_vocabulary(tmp_path, wrong):
     writer = ShardWriter(tmp_path, "train", 1000)
