@@ -128,8 +128,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     if path.is_dir():
         found = next((path / name for name in _CONFIGS if (path / name).is_file()), None)
         if found is None:
+            of_run = path.parent.parent / "model" / "config.json"  # of a checkpoint of `fastbert pretrain`
+            known = f" {of_run}" if of_run.is_file() else ""
             raise InputError(
-                f"{path}: expected {' or '.join(_CONFIGS)} beside the weights, found neither: give --config"
+                f"{path}: expected {' or '.join(_CONFIGS)} beside the weights, found neither: give --config{known}"
             )
         path = found
     return read_bert_config(path).to_dict()

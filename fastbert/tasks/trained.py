@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
-from ..hints import adapter_hint, download_hint, inner_hint
+from ..hints import adapter_hint, checkpoint_hint, download_hint, inner_hint
 from ..model_config import read_config_file
 from ..modules.precision import in_precision
 from ..text_files import read_json, read_yaml
@@ -43,7 +43,7 @@ def model_directory(path: str | os.PathLike) -> Path:
             return directory
     what = "a file" if path.exists() else f"nothing of that name{download_hint(path)}"
     if path.is_dir():
-        hint = adapter_hint(path) or adapter_hint(path / "model") or inner_hint(path)
+        hint = adapter_hint(path) or adapter_hint(path / "model") or inner_hint(path) or checkpoint_hint(path)
         what = f"a directory without config.json{hint}"
     if (path / "bert_config.json").is_file():
         if has_weights(path):

@@ -103,3 +103,23 @@ def test_data_without_held_out_documents(saved, prepared, tmp_path):
     with pytest.raises(DataError, match="expected documents in split 'heldout', got none: --evaluate train"):
         score(config, "heldout")
     assert score(config, "train")["targets"]
+
+
+def test_a_checkpoint_of_a_run_is_converted_first(recipe, prepared, tmp_path, capsys):
+    """Each message says what to type next."""
+    run = pretrain(recipe(steps=2, eval_every=2, warmup=0.0), quiet=True).run_dir
+    step = run / "checkpoints" / "step_2"
+    score_it = ["pretrain", "--data", str(prepared), "--samples.max-seqlen", "32", "--evaluate", "heldout", "--model"]
+    convert = ["convert", str(step / "weights.safetensors"), str(tmp_path / "new")]
+    assert main([*score_it, str(step)]) == 2
+    assert f"`fastbert {' '.join(convert[:2])} NEW` makes a model directory" in capsys.readouterr().err
+    assert main(convert) == 2
+    known = ["--config", str(run / "model" / "config.json")]
+    assert f"give {' '.join(known)}\n" in capsys.readouterr().err
+    assert main([*convert, *known]) == 0
+    capsys.readouterr()
+    rows = []
+    for model in (tmp_path / "new", run):
+        assert main([*score_it, str(model)]) == 0
+        rows.append(json.loads(capsys.readouterr().out) | {"model": ""})
+    assert rows[0] == rows[1]
