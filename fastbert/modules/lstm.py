@@ -108,8 +108,8 @@ class _Steps(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable("an LSTM's gradient cannot be differentiated: expected a loss without second derivatives")
-    def backward(ctx, grad: Tensor):
-        gates, states, cells, weight, projection = ctx.saved_tensors
+    def backward(ctx, saved: tuple[Tensor, ...], grad: Tensor):
+        gates, states, cells, weight, projection = saved
         sizes, units = ctx.sizes, cells.shape[1]
         grad_gates, grad_states = torch.empty_like(gates), torch.empty_like(states)
         # The states before each step: the first rows of the previous step, which has at least as many sequences.

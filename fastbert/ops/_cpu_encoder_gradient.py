@@ -71,9 +71,9 @@ class _Deferred(torch.autograd.Function):
 
     @staticmethod
     @_double_backward.once_differentiable(_double_backward.refused_for("the encoder's gradient"))
-    def backward(ctx, dy: Tensor):
+    def backward(ctx, saved: tuple[Tensor, ...], dy: Tensor):
         ctx.call.packed.is_differentiated = True
-        cu_seqlens, *saved = ctx.saved_tensors
+        cu_seqlens, *saved = saved
         # Detached from the inputs: their hooks must not run here, and their .grad must not be filled.
         of_state, _, _, *others = ctx.needs_input_grad  # the second and the third input are not tensors
         _, _, *wants = needed_gradients(ctx, [of_state, *others])

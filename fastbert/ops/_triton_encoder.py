@@ -201,8 +201,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     @_double_backward.once_differentiable(_double_backward.refused_for("the encoder's gradient"))
-    def backward(ctx, dy: Tensor):
-        cu_seqlens, *saved = ctx.saved_tensors
+    def backward(ctx, saved: tuple[Tensor, ...], dy: Tensor):
+        cu_seqlens, *saved = saved
         states, kept, parameters = saved[:3], saved[3:-16], LayerParameters(*saved[-16:])
         dropouts = [(state, *scalars) for state, scalars in zip(states, ctx.scalars, strict=True)]
         needed = needed_gradients(ctx, ctx.needs_input_grad[:1] + ctx.needs_input_grad[3:])  # of the tensors

@@ -77,8 +77,8 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
-    def backward(ctx, dout, _):
-        total, mean, rstd, weight, rng, numbers = ctx.saved_tensors
+    def backward(ctx, saved, dout, _):
+        total, mean, rstd, weight, rng, numbers = saved
         weight_dtype, bias_dtype, x_bias_dtype, residual_dtype = ctx.dtypes
         has_residual, has_x_bias = residual_dtype is not None, x_bias_dtype is not None
         dx, dresidual, dweight, dbias, dx_bias = torch.ops.fastbert.triton_layer_norm_backward(
@@ -119,10 +119,10 @@ class _Mlp(torch.autograd.Function):
 
     @staticmethod
     @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
-    def backward(ctx, dout):
+    def backward(ctx, saved, dout):
         from ..triton_kernels import fp8 as kernels
 
-        data, across1, across2, pre, hidden_across, bias1 = ctx.saved_tensors
+        data, across1, across2, pre, hidden_across, bias1 = saved
         (up, down), (x_dtype, *dtypes) = ctx.sites, ctx.dtypes
         g, g_across, _ = _cast_gradient(_triton.flat(dout), down.grad, False)
         dweight2 = multiply(g_across, hidden_across, down.grad.inverse, down.x.inverse, torch.float32)

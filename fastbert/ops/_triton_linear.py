@@ -68,8 +68,8 @@ class _Filled(torch.autograd.Function):
 
     @staticmethod
     @_double_backward.once_differentiable(_double_backward.refused_for("linear's gradient"))
-    def backward(ctx, dout: Tensor):
-        rows, wide = ctx.saved_tensors
+    def backward(ctx, saved: tuple[Tensor, ...], dout: Tensor):
+        rows, wide = saved
         shape, dtype, of_weight, of_bias = ctx.like
         needs_x, needs_weight, needs_bias = needed_gradients(ctx, ctx.needs_input_grad)
         features, whole = dout.shape[-1], getattr(dout, "fastbert_whole", None)

@@ -131,8 +131,8 @@ class _LinearFp8(torch.autograd.Function):
 
     @staticmethod
     @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
-    def backward(ctx, dout):
-        data, across = ctx.saved_tensors
+    def backward(ctx, saved, dout):
+        data, across = saved
         site, casts, (x_dtype, weight_dtype, bias_dtype) = ctx.site, ctx.casts, ctx.dtypes
         g, g_across, sums = casts.cast_gradient(_triton.flat(dout), site.grad, bias_dtype is not None)
         dx = dweight = None

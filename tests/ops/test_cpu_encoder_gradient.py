@@ -428,6 +428,13 @@ def test_a_second_derivative_is_refused():
         slope.square().sum().backward()
 
 
+@pytest.mark.parametrize("loss", [torch.sum, lambda y: y.square().sum()], ids=["linear", "of a square"])
+def test_hessians_are_refused(loss):
+    """torch.autograd.functional takes for zero what does not depend on its input."""
+    with pytest.raises(BackendError, match="the encoder's gradient cannot be differentiated"):
+        torch.autograd.functional.hessian(lambda x: loss(run(new_encoder(), x)), given().detach())
+
+
 def test_int8_weights_have_none():
     with pytest.raises((InputError, BackendError), match="int8 weights have no gradient"):
         run(fastbert.quantize(new_encoder()), given())

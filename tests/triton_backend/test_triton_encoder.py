@@ -235,7 +235,10 @@ def test_rows_of_the_last_layer_and_hooks_leave_what_they_must_to_the_modules(ra
 def test_second_derivatives_are_refused(loss):
     bert = model(1).train()
     out = bert(BATCH.to(DEVICE)).last_hidden_state
-    (grad,) = torch.autograd.grad(loss(out), bert.encoder.layer[0].output.dense.weight, create_graph=True)
+    weight = bert.encoder.layer[0].output.dense.weight
+    (grad,) = torch.autograd.grad(loss(out), weight, create_graph=True)
+    with pytest.raises(BackendError, match="for second derivatives compute the forward pass under"):
+        torch.autograd.grad(grad.sum(), weight, allow_unused=True)
     with pytest.raises(BackendError, match="for second derivatives compute the forward pass under"):
         (out.sum() + grad.sum()).backward()
 
