@@ -134,7 +134,7 @@ class Site:
     def __init__(self, weight: nn.Parameter, x: Slot, own: Slot, grad: Slot) -> None:
         self.weight, self.x, self.own, self.grad = weight, x, own, grad
         self._copies: tuple[Tensor, Tensor] | None = None
-        self._version = -1
+        self._made_from: tuple[int, int] | None = None  # the weight's address and version
 
     def copies(self, quantize: Callable) -> tuple[Tensor, Tensor]:
         """The 8-bit casts of the weight (N, K) and of its transpose (K, N), always in the same memory.
@@ -143,13 +143,13 @@ class Site:
             quantize: called with the weight, its slot, and the two tensors to write, or None for new ones, which it
                 returns.
         """
-        weight = self.weight
+        weight, now = self.weight, (self.weight.data_ptr(), self.weight._version)
         if self._copies is None or self._copies[0].device != weight.device:
-            self._copies, self._version = quantize(weight.detach(), self.own, None), weight._version
-        elif self._version != weight._version:
+            self._copies = quantize(weight.detach(), self.own, None)
+        elif self._made_from != now:
             quantize(weight.detach(), self.own, self._copies)
             torch.autograd.graph.increment_version(list(self._copies))  # autograd detects it if backward needs the old
-            self._version = weight._version
+        self._made_from = now
         return self._copies
 
 

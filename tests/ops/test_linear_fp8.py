@@ -155,6 +155,15 @@ def test_one_input_is_cast_once_for_all_who_read_it_and_a_weight_once_a_step():
 
 
 @needs_eight_bits
+def test_a_weight_that_got_other_memory_is_cast_again():
+    site = a_site(torch.nn.Parameter(torch.randn(16, 16)))
+    x = torch.randn(4, 16)
+    before = ops.linear_fp8(x, site.weight, None, site)
+    site.weight.data = site.weight.data * 0.5  # which leaves the version as it was
+    assert torch.equal(ops.linear_fp8(x, site.weight, None, site), before * 0.5)
+
+
+@needs_eight_bits
 def test_a_weight_that_changed_before_backward_is_found_out():
     weight = torch.nn.Parameter(torch.randn(16, 16))
     site = a_site(weight)
