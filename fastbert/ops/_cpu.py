@@ -201,6 +201,12 @@ def contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
 
 
+def span(x: Tensor) -> int:
+    """The bytes from a tensor's first number to its last, which may be fewer or more than it has numbers."""
+    last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size() if x.numel() else 0
+
+
 def as_float32(x: Tensor | None) -> Tensor | None:
     """A bias or a norm's parameter for the kernels: a few kilobytes, so a copy costs little compared with the op."""
     return None if x is None else x.to(torch.float32).contiguous()

@@ -86,12 +86,6 @@ def _versions(tensors: list[Tensor]) -> list[int]:
         return [0 if t.is_inference() else t._version for t in tensors]
 
 
-def _span(tensor: Tensor) -> int:
-    """The bytes from a tensor's first number to its last, which may be fewer or more than it has numbers."""
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size() if tensor.numel() else 0
-
-
 class _Packed:
     """The native encoder of one stack of layers, and a record of the weights that it was packed from."""
 
@@ -112,7 +106,7 @@ class _Packed:
         layouts = list(map(Tensor.size, tensors)), list(map(Tensor.stride, tensors))
         key = (_native.isa(), x.dtype, form, nheads, eps, approximate, addresses, _versions(tensors), layouts)
         known = key == self._key
-        sizes = self._sizes if known else list(map(_span, tensors))
+        sizes = self._sizes if known else list(map(_cpu.span, tensors))
         numbers = _native.extension().fingerprints(addresses, sizes)
         if not known or numbers != self._print:
             layers = layers_of(tensors)

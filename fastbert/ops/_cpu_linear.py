@@ -43,9 +43,8 @@ _packed = WeightCache()
 
 def _state(weight: Tensor) -> tuple:
     """Changes when the parameter does. A write through `.data` does not change the version, hence the fingerprint."""
-    version = 0 if weight.is_inference() else weight._version
-    span = ((weight.shape[0] - 1) * weight.stride(0) + weight.shape[1]) * weight.element_size() if weight.numel() else 0
-    return version, weight.data_ptr(), weight.stride(0), _native.extension().fingerprint(weight.data_ptr(), span)
+    version, address = 0 if weight.is_inference() else weight._version, weight.data_ptr()
+    return version, address, _native.extension().fingerprint(address, _cpu.span(weight))
 
 
 class _Allowed(threading.local):
@@ -100,13 +99,13 @@ def packed_weight(weight: Tensor, form: int, transposed: bool = False, keep: boo
         transposed: packs W^T, for the gradient of a layer's input.
         keep: whether a newly packed weight is cached; a cached one is used in any case.
     """
-    source = weight.detach()
-    source = source if source.stride(1) == 1 else source.contiguous()
-    state = _state(source)
+    state = _state(weight)
     forms = _packed.of(weight) if keep else _packed.find(weight)
     kept = forms.get((form, transposed))
     if kept is not None and kept[0] == state:
         return kept[1]
+    source = weight.detach()
+    source = source if source.stride(1) == 1 else source.contiguous()
     extension = _native.extension()
     n, k = source.shape[::-1] if transposed else source.shape
     packed = _cpu.buffer(extension.packed_size(form, n, k), torch.uint8)
@@ -274,10 +273,7 @@ _linear_float32 = _cpu.define(
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
-    for tensor in (x, weight, bias):
-        if tensor is not None and tensor.device.type != "cpu":
-            return f"the CPU kernels take CPU tensors, got one on {tensor.device}"
-    return None
+    return _cpu.elsewhere(x, weight, bias)
 
 
 @_dispatch.register("linear", "cpu", available=_native.why_missing, accepts=_accepts)

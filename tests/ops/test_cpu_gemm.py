@@ -474,6 +474,17 @@ def test_a_changed_parameter_is_packed_again(how, dtype):
     torch.testing.assert_close(after.double(), expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_a_transposed_weight_that_changes_is_packed_again(dtype):
+    """The fingerprint of a large matrix says nothing about one row, but the version does."""
+    weight, x = torch.randn(300, 257).to(dtype).t(), torch.randn(5, 300).to(dtype)
+    with torch.no_grad(), ops.backend("cpu"):
+        for row in range(20):
+            before = ops.linear(x, weight)
+            weight[row] += 1
+            assert not torch.equal(ops.linear(x, weight)[:, row], before[:, row])
+
+
 def test_a_dead_parameter_leaves_nothing_behind():
     gc.collect()  # of what other tests left in cycles
     held = len(_cpu_linear._packed)
