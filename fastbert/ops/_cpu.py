@@ -38,6 +38,14 @@ _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
 )
 
 
+def elsewhere(*tensors: Tensor | None) -> str | None:
+    """None if all tensors are on the CPU, else the reason why not: kernels are given addresses."""
+    for tensor in tensors:  # a loop, as below: torch 2.6's compiler cannot trace next() with a default
+        if tensor is not None and tensor.device.type != "cpu":
+            return f"the CPU kernels take CPU tensors, got one on {tensor.device}"
+    return None
+
+
 def why_not(
     x: Tensor,
     *others: Tensor | None,
@@ -51,10 +59,8 @@ def why_not(
         parameters: tensors that will be converted to float32.
         widened: further dtypes that are accepted, since the caller converts them to float32.
     """
-    tensors = [t for t in (x, *others, *parameters) if t is not None]
-    for tensor in tensors:  # a loop, as below: torch 2.6's compiler cannot trace next() with a default
-        if tensor.device.type != "cpu":
-            return f"the CPU kernels take CPU tensors, got one on {tensor.device}"
+    if reason := elsewhere(x, *others, *parameters):
+        return reason
     for tensor in (x, *others):
         if tensor is not None and tensor.dtype not in DTYPES and tensor.dtype not in widened:
             return f"the CPU kernels take float32 and bfloat16, got {dtype_name(tensor.dtype)}"

@@ -189,7 +189,7 @@ _attention = _cpu.define(
 def _accepts(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, bias: Tensor | None = None, **_
 ) -> str | None:
-    return _too_large(q) or _cpu.why_not(q, k, v, parameters=(bias,))
+    return _too_large(q) or _cpu.elsewhere(cu_seqlens) or _cpu.why_not(q, k, v, parameters=(bias,))
 
 
 @_dispatch.register("attention", "cpu", available=_native.why_missing, accepts=_accepts)

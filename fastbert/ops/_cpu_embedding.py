@@ -168,11 +168,9 @@ _embedding = _cpu.define(
 
 def _accepts(ids, types, positions, word, token_type, position, weight, bias, eps, **_) -> str | None:
     for tensor in (ids, types, positions):
-        if tensor.device.type != "cpu":
-            return f"the CPU kernels take CPU tensors, got ids on {tensor.device}"
         if tensor.dtype not in (torch.int64, torch.int32):
             return f"the CPU kernels take int64 ids, got {dtype_name(tensor.dtype)}"
-    return _cpu.why_not(word, token_type, position, parameters=(weight, bias))
+    return _cpu.elsewhere(ids, types, positions) or _cpu.why_not(word, token_type, position, parameters=(weight, bias))
 
 
 @_dispatch.register("embedding", "cpu", available=_native.why_missing, accepts=_accepts)

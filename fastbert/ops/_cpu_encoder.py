@@ -52,10 +52,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def _accepts(
-    x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, bias=None, **_options
+    x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, bias=None, rows=None, **_options
 ) -> str | None:
     if dropouts is not None or causal:
         return "the whole-encoder kernel has no dropout and no causal attention"
+    if reason := _cpu.elsewhere(cu_seqlens, rows):
+        return reason
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if is_recorded(x, tensors, bias):
         reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not(x)

@@ -12,7 +12,7 @@ from .packing import read_mask_by_torch
 
 
 def _accepts(mask: Tensor, first_column: bool) -> str | None:
-    return None if mask.device.type == "cpu" else f"the CPU kernels take CPU tensors, got one on {mask.device}"
+    return _cpu.elsewhere(mask)
 
 
 @_dispatch.register("read_mask", "cpu", available=_native.why_missing, accepts=_accepts)

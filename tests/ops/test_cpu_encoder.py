@@ -327,6 +327,28 @@ def test_a_view_of_what_was_packed_is_packed_again(change, how):
         torch.testing.assert_close(after, run(encoder, *given))
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["encoder", "attention"])
+def test_bounds_on_another_device_are_not_read(whole):
+    """Their address means nothing here."""
+    x, bounds, longest = batch()
+    layers, heads = parameters(small_encoder()), x.view(-1, 3, 32)
+
+    def compute(bounds):
+        if whole:
+            return ops.encoder(x, layers, bounds, longest, nheads=3, eps=1e-3)
+        return ops.attention(heads, heads, heads, bounds, longest)
+
+    compute(bounds)
+    with pytest.raises(InputError, match="on the meta device"):
+        compute(bounds.to("meta"))
+
+
+def test_rows_on_another_device_are_not_read():
+    given, layers, rows = batch(), parameters(small_encoder()), torch.zeros(2, dtype=torch.int64, device="meta")
+    with torch.no_grad(), pytest.raises(InputError, match="on the meta device"):
+        ops.encoder(given[0], layers, *given[1:], nheads=3, eps=1e-3, rows=rows)
+
+
 def test_a_tenth_of_a_weight_written_through_data_is_seen():
     """As pruning by a mask does it, which leaves the version as it was."""
     encoder, given = small_encoder(), batch()
