@@ -148,11 +148,10 @@ def _gradient(ctx, dout: Tensor, _dlse):
     return dq, dk, dv, *(None,) * 9, dbias if learns_bias else None, None
 
 
-def _too_large(q: Tensor) -> str | None:
+def too_large(head_dim: int) -> str | None:
+    """None if the kernels can take heads of this size, whose rows lie in a scratch of fixed size, else why not."""
     largest = _native.extension().ATTENTION_MAX_HEAD_DIM
-    if q.shape[-1] <= largest:
-        return None
-    return f"the CPU kernels take heads of at most {largest}, got {q.shape[-1]}"
+    return None if head_dim <= largest else f"the CPU kernels take heads of at most {largest}, got {head_dim}"
 
 
 _OPTIONS = (
@@ -163,7 +162,7 @@ _INPUTS += f"{_cpu.DROPOUT_TENSORS}; bias: parameter (N, W)"
 
 
 def _check_heads(q: Tensor, *_) -> None:
-    if (reason := _too_large(q)) is not None:
+    if reason := too_large(q.shape[-1]):
         raise InputError(reason)
 
 
@@ -189,7 +188,7 @@ _attention = _cpu.define(
 def _accepts(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, bias: Tensor | None = None, **_
 ) -> str | None:
-    return _too_large(q) or _cpu.elsewhere(cu_seqlens) or _cpu.why_not(q, k, v, parameters=(bias,))
+    return too_large(q.shape[-1]) or _cpu.elsewhere(cu_seqlens) or _cpu.why_not(q, k, v, parameters=(bias,))
 
 
 @_dispatch.register("attention", "cpu", available=_native.why_missing, accepts=_accepts)

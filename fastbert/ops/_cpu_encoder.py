@@ -13,13 +13,14 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
-from ._cpu_attention import bias_rows, native_bias
+from ._cpu_attention import bias_rows, native_bias, too_large
 from ._cpu_int8 import int8_attention_dtype
 from ._weight_cache import WeightCache
 from .attention import check_bias
 from .encoder import (
     LayerParameters,
     PackedEncoder,
+    check_heads,
     check_int8,
     check_shapes,
     chosen_rows,
@@ -52,11 +53,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def _accepts(
-    x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, bias=None, rows=None, **_options
+    x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, dropouts=None, causal=False, bias=None, rows=None, **_
 ) -> str | None:
     if dropouts is not None or causal:
         return "the whole-encoder kernel has no dropout and no causal attention"
-    if reason := _cpu.elsewhere(cu_seqlens, rows):
+    if reason := too_large(x.shape[-1] // nheads) or _cpu.elsewhere(cu_seqlens, rows):
         return reason
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if is_recorded(x, tensors, bias):
@@ -221,8 +222,9 @@ def _check_of_op(
 ) -> None:
     if not tensors or len(tensors) % len(LayerParameters._fields):
         raise InputError(f"encoder: expected {len(LayerParameters._fields)} tensors a layer, got {len(tensors)}")
-    if nheads < 1 or x.shape[1] % nheads:
-        raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
+    check_heads(nheads, x.shape[1])
+    if reason := too_large(x.shape[1] // nheads):
+        raise InputError(f"encoder: {reason}")
     if approximate not in ("none", "tanh"):
         raise InputError(f'encoder: expected approximate "none" or "tanh", got {approximate!r}')
     check_bias(bias, nheads, 0)  # `bias_rows` compares it with the longest sequence

@@ -265,9 +265,14 @@ def _check(
             f"encoder: expected x (T, H) and at least one layer, got {tuple(x.shape)}, {len(layers)} layers"
         )
     (packed or PackedEncoder()).check(x, layers)
-    if x.shape[1] % nheads:
-        raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
+    check_heads(nheads, x.shape[1])
     check_bias(bias, nheads, max_seqlen)
+
+
+def check_heads(nheads: int, hidden: int) -> None:
+    """Raises InputError for a number of heads that does not divide the hidden units."""
+    if nheads < 1 or hidden % nheads:
+        raise InputError(f"encoder: expected heads that divide {hidden} hidden units, got {nheads}")
 
 
 def check_shapes(x: Tensor, layers: Sequence[LayerParameters], autocast: bool = False) -> None:

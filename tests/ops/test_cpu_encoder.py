@@ -343,6 +343,20 @@ def test_bounds_on_another_device_are_not_read(whole):
         compute(bounds.to("meta"))
 
 
+def test_heads_larger_than_the_kernels_take():
+    """A row of 1024 numbers does not fit into attention's scratch, whose end it overwrote."""
+    encoder, given = small_encoder(hidden_size=1024, num_attention_heads=1, num_hidden_layers=1), batch(1024)
+    got = run(encoder, *given)
+    with fastbert.backend("reference"):  # scores of 1024 products
+        torch.testing.assert_close(got, run(encoder, *given), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("nheads", [-3, 0, 5])
+def test_heads_that_do_not_divide_the_hidden_units(nheads):
+    with pytest.raises(InputError, match=f"heads that divide 96 hidden units, got {nheads}$"):
+        ops.encoder(batch()[0], parameters(small_encoder()), *batch()[1:], nheads=nheads, eps=1e-3)
+
+
 def test_rows_on_another_device_are_not_read():
     given, layers, rows = batch(), parameters(small_encoder()), torch.zeros(2, dtype=torch.int64, device="meta")
     with torch.no_grad(), pytest.raises(InputError, match="on the meta device"):

@@ -129,6 +129,9 @@ def test_heads_that_are_too_large():
     heads = [torch.randn(4, 1, 513)] * 3
     with pytest.raises(InputError, match="heads of at most 512, got 513"):
         torch.ops.fastbert.attention(*heads, torch.tensor([0, 4]), 4, 1.0, False, *NO_DROPOUT, None, True)
+    layer = [torch.randn(513, 513) if t.shape == (HIDDEN, HIDDEN) else torch.randn(513) for t in _layer()]
+    with pytest.raises(InputError, match="encoder: the CPU kernels take heads of at most 512, got 513"):
+        torch.ops.fastbert.encoder(torch.randn(8, 513), layer, BOUNDS, 1, *SAMPLES["encoder"][4:])
 
 
 def test_one_dtype_for_all_activations():
