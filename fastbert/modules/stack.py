@@ -64,8 +64,6 @@ def run_stack(
     if not _is_served(x, layout, key, on_cpu):
         return None
     stack = _Stack() if torch.compiler.is_compiling() else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
-    if on_cpu and torch.is_autocast_enabled("cpu"):
-        x = x.to(torch.get_autocast_dtype("cpu"))
     modules = list(encoder.layer)
     kind = _kind(modules, encoder.config)
     layers = None if kind is None else _plain_parameters(modules, stack, kind)

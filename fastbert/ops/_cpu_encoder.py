@@ -29,6 +29,7 @@ from .encoder import (
     is_recorded,
     layers_of,
 )
+from .linear_fp8 import product_dtype
 
 # C functions, since they are called on some two hundred tensors in every call.
 _DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("_version")
@@ -61,7 +62,7 @@ def _accepts(
         return reason
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if is_recorded(x, tensors, bias):
-        reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not(x)
+        reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not(product_dtype(x))
         if reason:
             return reason
     level = _LEVEL if torch.compiler.is_compiling() else _native.isa()
@@ -262,7 +263,7 @@ def _encoder(
     between: Callable[[Tensor], Tensor] | None = None,
     rows: Tensor | None = None,
 ) -> list[Tensor]:
-    tensors = (packed or PackedEncoder()).tensors(layers)
+    x, tensors = x.to(product_dtype(x)), (packed or PackedEncoder()).tensors(layers)
     arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
     if torch.compiler.is_compiling():
         return chosen_rows(list(_op(*arguments).unbind()), rows)

@@ -29,12 +29,12 @@ _STEPS = reference.Steps(linear, attention, gelu, layer_norm)
 _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _ignored: True)
 
 
-def why_not(x: Tensor) -> str | None:
-    """None if a recorded pass of x can use the whole-encoder call, else the reason why not."""
+def why_not(dtype: torch.dtype) -> str | None:
+    """None if a recorded pass in this dtype can use the whole-encoder call, else the reason why not."""
     if torch.compiler.is_compiling():
         return "the whole-encoder kernel has no gradient in a compiler's graph"
     # In float32, batch-invariant products have the same bits in both ways.
-    same_bits_matter = _invariant.active() and x.dtype != torch.float32
+    same_bits_matter = _invariant.active() and dtype != torch.float32
     if same_bits_matter or torch.are_deterministic_algorithms_enabled():
         return "a recorded pass must have the same bits before and after the first backward pass"
     if fp8.is_in_use() or _cpu.is_traced(own_modes=_invariant.active()) or _saving_hooks(True):

@@ -551,6 +551,18 @@ def test_two_python_threads_at_once():
     assert wrong == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_states_have_the_dtype_that_autocast_gives_to_products(dtype, recorded):
+    (x, *bounds), layers = batch(), parameters(small_encoder())
+    with torch.autocast("cpu", dtype), torch.set_grad_enabled(recorded):
+        (got,) = ops.encoder(x.requires_grad_(recorded), layers, *bounds, nheads=3, eps=1e-3)
+    assert got.dtype == dtype
+    if recorded:
+        got.sum().backward()
+        assert x.grad.dtype == x.dtype
+
+
 def test_a_float16_model_under_an_autocast_to_bfloat16():
     encoder = small_encoder(torch.float16).eval()
     x, *bounds = batch(dtype=torch.float16)
