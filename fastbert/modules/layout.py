@@ -65,9 +65,8 @@ class PaddedLayout:
         def heads_first(x: Tensor) -> Tensor:
             return x.unflatten(0, (self.batch_size, self.seqlen)).transpose(1, 2)
 
-        mask = None if self.mask is None else self.mask.to(q.dtype)
         options = {"dropout": dropout, "probabilities": self.probabilities}
-        context, probs = ops.attention_padded(heads_first(q), heads_first(k), heads_first(v), mask, **options)
+        context, probs = ops.attention_padded(heads_first(q), heads_first(k), heads_first(v), self.mask, **options)
         return context.transpose(1, 2).flatten(0, 1), probs
 
 

@@ -31,8 +31,7 @@ def attention_padded(
 ) -> tuple[Tensor, Tensor | None]:
     if not probabilities and dropout is None:
         # Since torch 2.5, rows without keys give 0 here too, and a mask that requires a gradient gets it.
-        added = None if mask is None else mask.to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, added, scale=softmax_scale), None
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale), None
     options = {"softmax_scale": softmax_scale, "dropout": dropout, "keep_mask": keep_mask}
     out, probs = reference.attention_padded(q, k, v, mask, **options)
     return out, probs if probabilities else None

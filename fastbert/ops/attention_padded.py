@@ -30,7 +30,8 @@ def attention_padded(
 
     Args:
         q, k, v: (B, nheads, S, head_dim) floating.
-        mask: additive, broadcastable to (B, nheads, S, S), or None. A query whose keys are all at -inf gets zeros.
+        mask: floating, added to the scores in the dtype of q, broadcastable to (B, nheads, S, S); or None. A query
+            whose keys are all at -inf gets zeros.
         softmax_scale, dropout: as in `attention`; the row of a token is its index in the flattened (B, S) batch.
         probabilities: whether they are returned. Without them and without dropout, no (S, S) matrix is kept on a CPU.
 
@@ -44,5 +45,6 @@ def attention_padded(
     if q.dim() != 4 or q.shape != k.shape or q.shape != v.shape:
         raise InputError(f"q, k and v must all be (B, nheads, S, head_dim), got {[tuple(x.shape) for x in (q, k, v)]}")
     _invariant.refuse("a batch took the padded path (a mask of queries, attention probabilities, or computed pads)")
+    mask = None if mask is None else mask.to(q.dtype)
     options = {"softmax_scale": softmax_scale, "dropout": dropout, "probabilities": probabilities}
     return _dispatch.call("attention_padded", q, k, v, mask, **options)

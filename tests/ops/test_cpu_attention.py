@@ -470,6 +470,17 @@ def test_a_rectangle_is_the_references(mask, probabilities, dropout):
         assert not found[0][0][2].any()
 
 
+@pytest.mark.parametrize("probabilities", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_rectangle_under_a_wider_mask(backend, probabilities):
+    heads, mask = torch.randn(3, 3, 2, 7, 8).bfloat16(), _masks_of_rectangles()["square"]
+    with ops.backend(backend):
+        wide, narrow = (
+            ops.attention_padded(*heads, m, probabilities=probabilities)[0] for m in (mask, mask.bfloat16())
+        )
+    assert torch.equal(wide, narrow)
+
+
 def test_a_rectangle_under_a_mask_that_learns():
     mask = torch.randn(1, 2, 7, 7)
     gradients = []
