@@ -64,7 +64,7 @@ def unpack_int8(packed: Tensor) -> Int8Weight:
     Returns:
         an `Int8Weight`: q (N, K) int8, scale (groups, N) float32, the group size, and the columns that stay float32.
     """
-    raw = packed.numpy()
+    raw = packed.contiguous().numpy()
     fields = raw[:96].view(np.int64).tolist()
     n, k, num_outliers, n_padded, k_padded, group, groups, scale, _, outliers, outlier_weights, _ = fields
 

@@ -307,6 +307,14 @@ def test_reference_backend_computes_the_same():
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_packed_weight_that_does_not_lie_together():
+    x, packed = torch.randn(5, 70), ops.pack_int8(torch.randn(18, 70))
+    apart = torch.stack([packed, packed], 1)[:, 0]
+    for backend in ("cpu", "reference"):
+        with ops.backend(backend):
+            assert torch.equal(ops.linear_int8(x, apart, 18), ops.linear_int8(x, packed, 18))
+
+
 def test_op_fits_torch():
     x, packed = torch.randn(4, 30), ops.pack_int8(torch.randn(8, 30))
     torch.library.opcheck(torch.ops.fastbert.linear_int8, (x, packed, 8, torch.randn(8), 1, None))
