@@ -13,6 +13,7 @@ as its first implementation. The others are private:
     _in_place, _needed_gradients, _double_backward
                                       backward passes: gradients added to .grad directly, gradients that are not used,
                                       and second derivatives, which are refused
+    _product_dtypes                   the dtypes of products, also under autocast
     _int8_weights                     int8 weights: packed, checked, unpacked
     _weight_cache                     packed weights, kept as long as the weight they were made from
 """

@@ -15,6 +15,7 @@ from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
 from ._cpu_attention import bias_rows, native_bias, too_large
 from ._cpu_int8 import int8_attention_dtype
+from ._product_dtypes import product_dtype
 from ._weight_cache import WeightCache
 from .attention import check_bias
 from .encoder import (
@@ -29,7 +30,6 @@ from .encoder import (
     is_recorded,
     layers_of,
 )
-from .linear_fp8 import product_dtype
 
 # C functions, since they are called on some two hundred tensors in every call.
 _DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("_version")

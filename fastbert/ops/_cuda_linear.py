@@ -13,18 +13,18 @@ from .. import _native, fp8
 from ..wording import dtype_name
 from . import _cpu, _cublaslt, _cuda, _dispatch
 from ._cublaslt import Epilogue, multiply
+from ._product_dtypes import product_dtype
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
 def _common(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the dtype that autocast gives to products, or without autocast in that of x."""
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    return tuple(t.to(dtype) for t in (x, *others))
+    return tuple(t.to(product_dtype(x)) for t in (x, *others))
 
 
 def _why_not(what: str, x: Tensor, *others: Tensor) -> str | None:
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    dtype = product_dtype(x)
     if dtype not in _DTYPES:
         return f"cuBLASLt's epilogues are for float16 and bfloat16, got {dtype_name(dtype)}"
     devices = {t.device for t in (x, *others)}

@@ -25,10 +25,10 @@ from ..rng import Dropout
 from ..wording import dtype_name
 from . import _cpu, _cuda, _dispatch, _double_backward, _graph_mode, _invariant, _triton, _triton_attention
 from ._needed_gradients import needed_gradients
+from ._product_dtypes import product_dtype
 from ._triton_linear import weight_gradient
 from ._triton_replay import EncoderReplays
 from .encoder import LayerDropouts, LayerParameters, PackedEncoder, chosen_rows, is_int8, is_recorded
-from .linear_fp8 import product_dtype
 
 # Without a gradient, query, key and value are one product from this many tokens on: with fewer, two more products take
 # less time than copying the weights into one matrix.

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import fp8
 from . import _dispatch, _double_backward, _triton
-from .linear_fp8 import Casts, apply, eight_bits, multiply, product_dtype, transposed
+from ._product_dtypes import product_dtype
+from .linear_fp8 import Casts, apply, eight_bits, multiply, transposed
 
 
 def _ready(x: Tensor, slot: fp8.Slot) -> None:

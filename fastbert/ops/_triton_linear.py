@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import reference
 from . import _dispatch, _double_backward, _triton
 from ._needed_gradients import needed_gradients
-from .linear_fp8 import product_dtype
+from ._product_dtypes import product_dtype
 
 # Fast products need rows of a multiple of 16 bytes, and Triton's loads are best with multiples of 16 elements. BERT's
 # vocabulary of 30,522 is neither. From this many features on, copying the weight costs little compared with a product

@@ -15,8 +15,8 @@ from ..rng import Dropout
 from ..wording import dtype_name
 from . import _dispatch
 from ._int8_weights import packed_shape, unpack_int8
+from ._product_dtypes import check_dtypes
 from .attention import check_bias
-from .linear import check_dtypes
 
 
 class LayerParameters(NamedTuple):

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .. import fp8, reference
 from ..errors import InputError
-from ..wording import dtype_name
 from . import _dispatch, _invariant
+from ._product_dtypes import check_dtypes
 from .linear_fp8 import linear_fp8
 
 
 @_dispatch.register("linear", "reference")
 def _reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return (_invariant.linear if _invariant.active() else reference.linear)(x, weight, bias)
-
-
-def check_dtypes(x: Tensor, weight: Tensor) -> None:
-    """Raises InputError for two dtypes that torch's own dense layer refuses to multiply (our kernels might convert)."""
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        got, expected = (dtype_name(t.dtype) for t in (x, weight))
-        raise InputError(
-            f"hidden states must have the dtype of the weights, {expected}, got {got}: convert one of them, or compute "
-            f"under torch.autocast"
-        )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import fp8, reference
 from ..errors import InputError
 from . import _dispatch, _double_backward, _triton
+from ._product_dtypes import product_dtype
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,6 @@ def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -
             f"got {tuple(weight.shape)} and {tuple(x.shape)}"
         )
     return _dispatch.call("linear_fp8", x, weight, bias, site)
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of a product's result: autocast's, or that of x without autocast."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def multiply(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference
 from . import _dispatch
-from .linear import check_dtypes
+from ._product_dtypes import check_dtypes
 
 
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> Tensor:
