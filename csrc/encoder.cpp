@@ -33,8 +33,6 @@ constexpr int64_t GROUP_TOKENS = 512, LEAST_TOKENS = 128;
 constexpr double WORST_SHARE = 1.05;
 constexpr int64_t ALIGN = 64;  // a cache line, and what the widest aligned load wants
 
-int64_t element_size(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
-
 // Hands out parts of a block of memory; with a null base it only adds up their sizes.
 class Parts {
 public:

@@ -68,7 +68,7 @@ void run_pass(const Job& job, int64_t r, int64_t count, int64_t n0, void* out, i
 
 // Rows r0..r1 times the outputs n0..n1, which are a pass wide.
 void block(const Job& job, int64_t r0, int64_t r1, int64_t n0) {
-    const int64_t size = job.args.c_dtype == DType::bf16 ? 2 : 4;
+    const int64_t size = element_size(job.args.c_dtype);
     for (int64_t r = r0; r < r1; r += PASS_ROWS) {
         const bool last = r + PASS_ROWS >= r1;
         char* out = static_cast<char*>(job.args.c) + (r * job.args.ldc + n0) * size;

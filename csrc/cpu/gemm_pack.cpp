@@ -145,7 +145,7 @@ template <class T> void pack_scaled(const PackArgs& g) {
 
 void pack_panels(const PackArgs& g) {
     if (g.dtype == DType::bf16x2) {
-        const int64_t padded = (g.k + 31) / 32 * 32;
+        const int64_t padded = round_up(g.k, 32);
         PackArgs part = g;
         pack<2, PartOf<0>, bf16>(part, padded);
         part.packed = static_cast<char*>(g.packed) + packed_size(DType::bf16, g.n, g.k);
@@ -156,7 +156,7 @@ void pack_panels(const PackArgs& g) {
     if (g.dtype == DType::f32_winograd) return (from_half ? pack_scaled<bf16> : pack_scaled<float>)(g);
 #endif
     if (g.dtype == DType::bf16)
-        (from_half ? pack<2, bf16, bf16> : pack<2, float, bf16>)(g, (g.k + 31) / 32 * 32);
+        (from_half ? pack<2, bf16, bf16> : pack<2, float, bf16>)(g, round_up(g.k, 32));
     else
         (from_half ? pack<1, bf16, float> : pack<1, float, float>)(g, g.k);
 }

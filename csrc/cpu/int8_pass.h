@@ -148,7 +148,7 @@ class Fetches {
             add(w.scale + pass.next_n0, h.n_padded * 4, 2 * h.groups);  // the column sums follow the scales
             add(w.outlier_weights + pass.next_n0, h.n_padded * 4, h.num_outliers);
         }
-        const int64_t size = args.c_dtype == DType::bf16 ? 2 : 4, from = (pass.r * args.ldc + pass.n0) * size;
+        const int64_t size = element_size(args.c_dtype), from = (pass.r * args.ldc + pass.n0) * size;
         if (pass.fetch) add(pass.out, args.ldc * size, pass.count);
         if (args.residual) add(static_cast<const char*>(args.residual) + from, args.ldc * size, pass.count);
         idle_ = w.scale;

@@ -9,6 +9,7 @@ namespace fastbert {
 enum class DType : int { f32 = 0, bf16 = 1, bf16x2 = 2, f32_winograd = 3 };
 
 // Static, as vec.h's functions are unnamed: were these shared, the linker might keep the copy that a processor cannot run.
+static inline int64_t element_size(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }  // of activations
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t unit) { return divide_up(a, unit) * unit; }
 
