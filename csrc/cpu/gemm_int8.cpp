@@ -128,7 +128,7 @@ void gemm_int8(const GemmInt8Args& args) {
         mark_outliers(next, job.next_rows);
     }
     if (!args.same_rows && !args.quantised) mark_outliers(w, job.rows);
-    const int64_t fitting = BLOCK_BYTES / (w.header->k_padded * int64_t(sizeof(Quantised)));
+    const int64_t row = w.header->k_padded * int64_t(sizeof(Quantised)), fitting = row ? BLOCK_BYTES / row : args.m;
     // Of about equal sizes, in whole passes: a block of few rows would take the time of reading the weights.
     const int64_t even = divide_up(args.m, divide_up(args.m, fitting < 96 ? 96 : fitting));
     job.block_rows = round_up(even, PASS_ROWS);

@@ -291,6 +291,13 @@ def test_nothing_beside_a_row_is_read(level, k):
     assert torch.equal(ops.linear_int8(wide[:, 7 : 7 + k], packed, 24), ops.linear_int8(x, packed, 24))
 
 
+def test_a_weight_without_inputs(level):
+    """Rows of no bytes, by whose length a division ended the process."""
+    packed, bias, residual = ops.pack_int8(torch.empty(18, 0)), torch.randn(18), torch.randn(5, 18)
+    got = ops.linear_int8(torch.empty(5, 0), packed, 18, bias, residual=residual)
+    assert torch.equal(got, bias + residual)
+
+
 def test_a_packed_weight_anywhere_in_memory(level):
     x, packed = torch.randn(5, 70), ops.pack_int8(torch.randn(18, 70))
     shifted = torch.empty(packed.numel() + 1, dtype=torch.uint8)[1:].copy_(packed)
