@@ -21,7 +21,6 @@ void bind_cublaslt(py::module_& m) {
     using cublaslt::Epilogue;
     using cublaslt::Type;
     m.def("cublaslt_load", &cublaslt::load, "The empty string, or why the library at this path cannot be used.");
-    m.def("cublaslt_version", &cublaslt::version, "0 where none is loaded.");
     m.def("cublaslt_multiply",
           [](int type, std::array<Pointer, 3> a_b_out, std::array<int64_t, 3> rows_cols_inner,
              std::array<bool, 2> transposed, int epilogue, Pointer bias, Pointer aux, Pointer workspace,

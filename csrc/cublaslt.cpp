@@ -34,7 +34,6 @@ struct Heuristic {
 };
 
 struct Library {
-    size_t (*version)();
     Status (*create)(void** handle);
     Status (*desc_create)(void** desc, int compute_type, int scale_type);
     Status (*desc_set)(void* desc, int attribute, const void* value, size_t size);
@@ -153,8 +152,7 @@ std::string load(const std::string& path) {
     if (!from) return "it does not load: " + std::string(dlerror());
     Library l{};
     const bool whole =
-        find(from, "cublasLtGetVersion", l.version) && find(from, "cublasLtCreate", l.create) &&
-        find(from, "cublasLtMatmulDescCreate", l.desc_create) &&
+        find(from, "cublasLtCreate", l.create) && find(from, "cublasLtMatmulDescCreate", l.desc_create) &&
         find(from, "cublasLtMatmulDescSetAttribute", l.desc_set) &&
         find(from, "cublasLtMatrixLayoutCreate", l.layout_create) &&
         find(from, "cublasLtMatmulPreferenceCreate", l.preference_create) &&
@@ -165,11 +163,6 @@ std::string load(const std::string& path) {
     library = l;
     loaded = true;
     return "";
-}
-
-size_t version() {
-    const std::lock_guard<std::mutex> hold(lock);
-    return loaded ? library.version() : 0;
 }
 
 std::string multiply(const Product& p) {

@@ -37,8 +37,6 @@ struct Product {
 
 // Loads the library at this path, once; the empty string, or why it cannot be used.
 std::string load(const std::string& path);
-// Its version, 0 where none is loaded.
-size_t version();
 // The empty string, or what cuBLASLt says it cannot do. Choices of algorithm are kept by shape.
 std::string multiply(const Product&);
 
