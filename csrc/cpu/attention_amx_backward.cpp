@@ -187,7 +187,7 @@ private:
     }
 
     void fetch_ahead(int64_t sequence, int64_t head, int64_t n) {
-        add_gradients<bf16>(b_, sequence, head, ahead_);
+        fetch_for_gradients<bf16>(b_, sequence, head, ahead_);
         // Products of scores and of dQ for 32 queries, of dK and dV for a block.
         const int64_t keys = divide_up(n, STRIP), wide = depth_ / STRIP;
         ahead_.pace(keys * (2 * keys + wide) + divide_up(n, QUERY_BLOCK) * keys * wide * 2);

@@ -132,7 +132,7 @@ template <class T> class Backward {
     }
 
     void fetch_ahead(int64_t sequence, int64_t head, const Span& span) {
-        add_gradients<T>(b_, sequence, head, ahead_);
+        fetch_for_gradients<T>(b_, sequence, head, ahead_);
         const int64_t dim = a_.head_dim, n = span.length, blocks = divide_up(n, QUERY_BLOCK);
         ahead_.pace(blocks * (2 * Scores::steps(n / blocks, n) + 2 * OverQueries::steps(n, dim) +
                               OverKeys::steps(n / blocks, dim)));

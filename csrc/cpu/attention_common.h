@@ -169,7 +169,7 @@ struct RowSums {
 
 // Prefetches the memory that the gradient of this head writes, and that the next head reads.
 template <class T>
-inline void add_gradients(const AttentionBackwardArgs& b, int64_t sequence, int64_t head, Ahead& ahead) {
+inline void fetch_for_gradients(const AttentionBackwardArgs& b, int64_t sequence, int64_t head, Ahead& ahead) {
     const AttentionArgs& a = b.forward;
     const auto add = [&](const void* x, int64_t stride) {
         const Span span(a.cu_seqlens, sequence);

@@ -140,8 +140,7 @@ template <class T> class Forward {
                    float* l) {
         float *scores = base_ + plan_.scores, *out = base_ + plan_.out;
         Scores::run(rows, num_keys, a_.head_dim, base_ + plan_.q, base_ + plan_.keys + key / NR * plan_.key_panel,
-                    plan_.key_panel, scores, NR,
-                    ahead_);
+                    plan_.key_panel, scores, NR, ahead_);
         for (int64_t r = 0; r < rows; ++r) {
             float* s = scores + r * LD;
             const int64_t n = keys_seen(a_, first + r, key, num_keys);
