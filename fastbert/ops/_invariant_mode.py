@@ -27,11 +27,12 @@ _WHY = "torch sums in an order that depends on the size of the batch"
 def batch_invariant() -> Iterator[None]:
     """Makes outputs inside the block bit-identical whatever the batch's composition, order and padding; in this thread.
 
-    This covers fastbert's models, patched models with their heads, and dense layers, element-wise functions and sums,
-    means and softmax over one axis around them; on the CPU in float32, bfloat16 and int8, and on the reference backend
-    in every dtype. Bits may still differ between backends, between instruction-set levels, between passes with and
-    without gradients and, on the reference backend, between numbers of threads. Losses and gradients of parameters are
-    sums over the batch and are not covered. A compiled model runs as if it were not compiled.
+    This covers fastbert's models, patched models with their heads, and around them dense layers, arithmetic,
+    element-wise functions of one tensor, and sums, means and softmax over one axis; on the CPU in float32, bfloat16 and
+    int8, and on the reference backend in every dtype. Bits may still differ between backends, between instruction-set
+    levels, between passes with and without gradients and, on the reference backend, between numbers of threads. Losses
+    and gradients of parameters are sums over the batch and are not covered. A compiled model runs as if it were not
+    compiled.
 
     Raises:
         BackendError: (from a call inside) the result would depend on the batch: attention or a matrix product of
@@ -131,11 +132,15 @@ def _softmax(function: Callable) -> Callable:
 _PIECE = 1024  # elements: many times what a processor's vectors hold, and too few for a second thread
 _IN_PLACE = (
     *(torch.tanh_, Tensor.tanh_, torch.sigmoid_, Tensor.sigmoid_),
-    *(torch.exp_, Tensor.exp_, torch.erf_, Tensor.erf_),
+    *(torch.exp_, Tensor.exp_, torch.erf_, Tensor.erf_, torch.exp2_, Tensor.exp2_, torch.rsqrt_, Tensor.rsqrt_),
+    *(torch.sinh_, Tensor.sinh_, torch.cosh_, Tensor.cosh_, torch.atanh_, Tensor.atanh_, Tensor.pow_),
+    *(F.elu_, F.selu_, F.celu_),
 )
 _ELEMENT_WISE = (
     *(F.gelu, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp),
-    *(F.mish, F.elu, F.selu, F.softplus, Tensor.exp, torch.exp2, Tensor.exp2, torch.pow, Tensor.pow, Tensor.__pow__),
+    *(F.mish, F.elu, F.selu, torch.selu, F.celu, torch.celu, F.softplus, Tensor.exp, torch.exp2, Tensor.exp2),
+    *(torch.pow, Tensor.pow, Tensor.__pow__, Tensor.__rpow__, torch.rsqrt, Tensor.rsqrt),
+    *(torch.sinh, Tensor.sinh, torch.cosh, Tensor.cosh, torch.atanh, Tensor.atanh, torch.arctanh, Tensor.arctanh),
     *_IN_PLACE,
 )
 _MEANS = (torch.mean, Tensor.mean)

@@ -264,6 +264,14 @@ SCORES = {
     "gelu": F.gelu,
     "softplus": F.softplus,
     "by name": lambda x: torch.sigmoid(input=x),
+    "rsqrt": lambda x: (x.bfloat16() + 4).rsqrt(),  # torch's depends on the place in bfloat16 alone
+    "sinh": torch.sinh,
+    "cosh": torch.Tensor.cosh,
+    "atanh": lambda x: (x / 4).atanh(),
+    "celu": F.celu,
+    "selu": torch.selu,
+    "a power": lambda x: 2 ** (5.1 * x),
+    "elu in place": lambda x: F.elu_(x.clone()),
 }
 OVER_TOKENS = {
     "sum": lambda x: x.relu().sum(-1, keepdim=True),
@@ -333,7 +341,9 @@ def test_means_over_tokens_and_other_sums_are_torchs():
                 torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("function", [torch.sigmoid_, torch.Tensor.tanh_, lambda x: F.silu(x, inplace=True)])
+@pytest.mark.parametrize(
+    "function", [torch.sigmoid_, torch.Tensor.tanh_, torch.selu_, lambda x: F.silu(x, inplace=True)]
+)
 def test_functions_in_place_change_what_they_are_given(function):
     x, expected = torch.linspace(-2, 2, 33)[None], torch.linspace(-2, 2, 33)[None]
     function(expected)
