@@ -69,13 +69,16 @@ def _accepts(
     if not level.startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not int8:
         # Layer by layer, torch computes the products, by kernels for this processor; ours take five times as long.
         return "without AVX2 torch's own dense products are quicker"
-    if bias is not None and (reason := _cpu.why_not(x, parameters=(bias,), widened=_WIDENED)):
-        return reason
-    at_once = not torch.compiler.is_compiling() and all(map(_IS_CPU, tensors))  # torch.compile cannot trace this map
-    if at_once and set(map(_DTYPE, tensors)) <= {torch.uint8, x.dtype}:
-        # Only x is checked: checking all two hundred tensors takes a noticeable time for a short sentence.
-        return _cpu.why_not(x, widened=_WIDENED)
-    return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8), widened=_WIDENED)
+    return _why_not_tensors(x, tensors, bias)
+
+
+def _why_not_tensors(x: Tensor, tensors: list[Tensor], bias: Tensor | None) -> str | None:
+    # Checking two hundred tensors one by one takes a noticeable time for a short sentence.
+    one_by_one = torch.compiler.is_compiling() or not all(map(_IS_CPU, tensors))  # torch.compile cannot trace this map
+    if not one_by_one and set(map(_DTYPE, tensors)) <= {torch.uint8, x.dtype}:
+        tensors = []
+    floating = [t for t in tensors if t.dtype != torch.uint8]
+    return _cpu.why_not(x, parameters=(bias, *floating), widened=_WIDENED)
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -94,7 +97,7 @@ class _Packed:
     """The native encoder of one stack of layers, and a record of the weights that it was packed from."""
 
     def __init__(self) -> None:
-        self._key, self._sizes, self._print, self._native = None, None, None, None
+        self._key, self._sizes, self._fingerprint, self._native = None, None, None, None
 
     def native(
         self, x: Tensor, tensors: list[Tensor], nheads: int, eps: float, approximate: str, form: int, in_graph: bool
@@ -111,12 +114,12 @@ class _Packed:
         key = (_native.isa(), x.dtype, form, nheads, eps, approximate, addresses, _versions(tensors), layouts)
         known = key == self._key
         sizes = self._sizes if known else list(map(_cpu.span, tensors))
-        numbers = _native.extension().fingerprints(addresses, sizes)
-        if not known or numbers != self._print:
+        fingerprint = _native.extension().fingerprints(addresses, sizes)
+        if not known or fingerprint != self._fingerprint:
             layers = layers_of(tensors)
             check_shapes(x, layers, autocast=in_graph)  # a known tensor's data may have been replaced
             self._native = _pack(_widened(x), layers, nheads, eps, approximate, form)
-            self._key, self._sizes, self._print = key, sizes, numbers
+            self._key, self._sizes, self._fingerprint = key, sizes, fingerprint
         return self._native
 
 
@@ -189,9 +192,9 @@ def _forward(
     """
     given, cu_seqlens = x.detach(), cu_seqlens.to(torch.int32).contiguous()
     x = _widened(given).contiguous()
-    int8, rows = tensors[0].dtype == torch.uint8, x.shape[0]
-    form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, rows)
-    parts = not int8 and _cpu_linear.two_parts(x.dtype, rows)
+    int8, tokens = tensors[0].dtype == torch.uint8, x.shape[0]
+    form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, tokens)
+    parts = not int8 and _cpu_linear.two_parts(x.dtype, tokens)
     in_graph = held is None
     with _lock:
         if in_graph:
@@ -201,16 +204,16 @@ def _forward(
         native, _copies = packed.native(given, tensors, nheads, eps, approximate, form, in_graph)
     states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
-    rows = bias_rows(bias, cu_seqlens)
-    batch = (x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences, native_bias(rows))
+    of_bias = bias_rows(bias, cu_seqlens)
+    batch = (x.data_ptr(), states.data_ptr(), step, tokens, cu_seqlens.data_ptr(), sequences, native_bias(of_bias))
     out = states
     if chosen is not None:
         chosen, out = chosen.contiguous(), x.new_empty(1, len(chosen), x.shape[1])
         batch = (*batch, chosen.data_ptr(), len(chosen), out.data_ptr())
     if not native.run(*batch):
-        if chosen is not None and not bool(((chosen >= 0) & (chosen < x.shape[0])).all()):
-            raise InputError(f"rows must be among the {x.shape[0]} tokens of x, got {chosen.tolist()}")
-        raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")
+        if chosen is not None and not bool(((chosen >= 0) & (chosen < tokens)).all()):
+            raise InputError(f"rows must be among the {tokens} tokens of x, got {chosen.tolist()}")
+        raise InputError(f"cu_seqlens must ascend from 0 to the {tokens} tokens of x, got {cu_seqlens.tolist()}")
     return out.to(given.dtype)
 
 
