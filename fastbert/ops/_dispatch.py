@@ -123,6 +123,15 @@ def _wanted() -> str:
     return "reference"
 
 
+def _first(op: str, names: tuple[str, ...], args: tuple, kwargs: dict) -> Implementation | None:
+    """The first of these backends that can serve a call, or None."""
+    for name in names:
+        one = _table[op].get(name)
+        if one is not None and not one.available() and not one.accepts(*args, **kwargs):
+            return one
+    return None
+
+
 def choose(op: str, *args, **kwargs) -> Implementation:
     """The implementation that serves this call.
 
@@ -131,28 +140,23 @@ def choose(op: str, *args, **kwargs) -> Implementation:
         InputError: a tensor is on the meta device.
     """
     wanted = _wanted()
-    if wanted != "auto":
-        implementation = _table[op].get(wanted)
-        reason = (
-            "it has no implementation of this op"
-            if implementation is None
-            else implementation.available() or implementation.accepts(*args, **kwargs)
-        )
-        if reason:
-            raise BackendError(f"{op}: backend {wanted!r} was asked for by name but cannot serve: {reason}")
-        if wanted == "reference":
-            _refuse_meta(op, args, kwargs)
-        return implementation
-    for name in ORDER:
-        implementation = _table[op].get(name)
-        if implementation and not implementation.available() and not implementation.accepts(*args, **kwargs):
-            if name == "reference":  # no kernel accepts meta tensors, so they end up here
-                _refuse_meta(op, args, kwargs)
-            if not torch.compiler.is_compiling() and (op, name) not in _logged:
-                _logged.add((op, name))
-                _log.info("%s is served by backend %s", op, name)
-            return implementation
-    raise BackendError(f"{op}: no backend can serve this call")
+    found = _first(op, ORDER if wanted == "auto" else (wanted,), args, kwargs)
+    if found is None:
+        raise BackendError(_why_refused(op, wanted, args, kwargs))
+    if found.backend == "reference":  # no kernel accepts meta tensors, so they end up here
+        _refuse_meta(op, args, kwargs)
+    if wanted == "auto" and not torch.compiler.is_compiling() and (op, found.backend) not in _logged:
+        _logged.add((op, found.backend))
+        _log.info("%s is served by backend %s", op, found.backend)
+    return found
+
+
+def _why_refused(op: str, wanted: str, args: tuple, kwargs: dict) -> str:
+    if wanted == "auto":
+        return f"{op}: no backend can serve this call"
+    one = _table[op].get(wanted)
+    reason = "it has no implementation of this op" if one is None else one.available() or one.accepts(*args, **kwargs)
+    return f"{op}: backend {wanted!r} was asked for by name but cannot serve: {reason}"
 
 
 def _refuse_meta(op: str, args: tuple, kwargs: dict) -> None:
@@ -173,11 +177,10 @@ def fused(op: str, *args, **kwargs) -> Callable | None:
         args, kwargs: those of the call.
     """
     wanted = _wanted()
-    for name in ORDER[:-1] if wanted == "auto" else (wanted,):
-        one = _table[op].get(name) if name != "reference" else None
-        if one and not one.available() and not one.accepts(*args, **kwargs):
-            return one.function
-    return None
+    if wanted == "reference":
+        return None
+    found = _first(op, ORDER[:-1] if wanted == "auto" else (wanted,), args, kwargs)
+    return None if found is None else found.function
 
 
 def is_fused(op: str, *args: Any, **kwargs: Any) -> bool:
