@@ -24,6 +24,7 @@ from ..errors import InputError
 from . import _cpu, _dispatch, _invariant
 from ._needed_gradients import needed_gradients
 from ._weight_cache import WeightCache
+from .linear import linear_by_torch
 
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
@@ -278,17 +279,19 @@ def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | Non
 
 @_dispatch.register("linear", "cpu", available=_native.why_missing, accepts=_accepts)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    mixed = x.dtype != weight.dtype
     if torch.is_autocast_enabled("cpu"):
-        # The weight stays as it is, since packing converts it. Products in float16 are left to torch.
-        of_torch = torch.get_autocast_dtype("cpu") != torch.bfloat16
-        mixed = of_torch or not x.is_floating_point() or x.dtype == torch.float64
-        x = x if mixed else x.to(torch.bfloat16)
+        # Products in float16 are left to torch. The weight stays as it is, since packing converts it.
+        narrows = torch.get_autocast_dtype("cpu") == torch.bfloat16
+        if not (narrows and x.is_floating_point() and x.dtype != torch.float64):
+            return linear_by_torch(x, weight, bias)
+        x = x.to(torch.bfloat16)
+    elif x.dtype != weight.dtype:
+        return linear_by_torch(x, weight, bias)
     float32 = all(t is None or t.dtype == torch.float32 for t in (x, weight, bias))
-    if torch.compiler.is_compiling() and float32 and not mixed:
+    if torch.compiler.is_compiling() and float32:
         return _linear_float32(x, weight, bias, *_recorded(x, weight, bias))
-    if mixed or not _is_ours(x, weight, bias):
-        return (_invariant.linear if _invariant.active() else reference.linear)(x, weight, bias)
+    if not _is_ours(x, weight, bias):
+        return linear_by_torch(x, weight, bias)
     # Training in float32 packs every weight again in every step: caching it would only take memory.
     trains = torch.is_grad_enabled() and weight.requires_grad
     return _linear(x, weight, bias, x.dtype == torch.bfloat16 or not trains)

@@ -12,7 +12,8 @@ from .linear_fp8 import linear_fp8
 
 
 @_dispatch.register("linear", "reference")
-def _reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_by_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` by torch's product, in batch-invariant mode row by row."""
     return (_invariant.linear if _invariant.active() else reference.linear)(x, weight, bias)
 
 
