@@ -15,6 +15,7 @@ from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
 from ._cpu_attention import bias_rows, native_bias, too_large
 from ._cpu_int8 import int8_attention_dtype
+from ._int8_weights import readable
 from ._product_dtypes import product_dtype
 from ._weight_cache import WeightCache
 from .attention import check_bias
@@ -162,15 +163,11 @@ def _weights(p: LayerParameters, dtype: torch.dtype) -> list[Tensor | None]:
 
 
 def _int8_weights(p: LayerParameters, copies: list[Tensor]) -> list[Tensor]:
-    """The weights in that order. The kernels read them in place, and the caller's layers keep them alive; those that do
-    not start at a multiple of 64 bytes are copied, into ``copies``."""
-    others = (p.attention_out_weight, p.intermediate_weight, p.out_weight, p.key_weight, p.value_weight)
-    weights = []
-    for weight in (p.query_weight, *others):
-        if weight.data_ptr() % 64:
-            weight = weight.clone()  # torch's own memory starts there
-            copies.append(weight)
-        weights.append(weight)
+    """The weights in that order. The kernels read them in place, and the caller's layers keep them alive; those that
+    must be copied for it are added to ``copies``."""
+    given = (p.query_weight, p.attention_out_weight, p.intermediate_weight, p.out_weight, p.key_weight, p.value_weight)
+    weights = [readable(weight) for weight in given]
+    copies += [made for made, weight in zip(weights, given, strict=True) if made is not weight]
     return weights
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _dispatch
+from ._int8_weights import readable
 from .linear_int8 import check
 
 _ACTIVATIONS = {None: 0, "none": 1, "tanh": 2}
@@ -31,9 +32,7 @@ def _forward(
 ) -> Tensor:
     out = x.new_empty(*x.shape[:-1], n)
     rows, bias = _cpu.contiguous_rows(x), _cpu.as_float32(bias)
-    packed = packed.contiguous()
-    if packed.data_ptr() % 64:
-        packed = packed.clone()  # torch's own memory starts at a multiple of 64
+    packed = readable(packed)
     residual = None if residual is None else residual.contiguous()
     pointers = [_cpu.pointer(t) for t in (residual, out)]
     _native.extension().gemm_int8(

@@ -55,6 +55,12 @@ def packed_shape(packed: Tensor) -> tuple[int, int]:
     return tuple(packed[:16].numpy().view(np.int64).tolist())
 
 
+def readable(packed: Tensor) -> Tensor:
+    """The packed weight where kernels can read it: without gaps, from a multiple of 64 bytes on; itself or a copy."""
+    packed = packed.contiguous()
+    return packed.clone() if packed.data_ptr() % 64 else packed  # torch's own memory starts there
+
+
 def unpack_int8(packed: Tensor) -> Int8Weight:
     """What `pack_int8` made, in plain tensors.
 

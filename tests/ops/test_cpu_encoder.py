@@ -154,6 +154,15 @@ def test_int8_weights_may_begin_anywhere(calls):
     assert calls == [1, 1]
 
 
+def test_int8_weights_that_do_not_lie_together(calls):
+    encoder, given = fastbert.quantize(small_encoder()), batch()
+    expected = run(encoder, *given)
+    linear = encoder.layer[1].output.dense
+    linear.packed = torch.stack([linear.packed, linear.packed], 1)[:, 0]
+    assert torch.equal(run(encoder, *given), expected)
+    assert calls == [1, 1]
+
+
 @pytest.mark.parametrize("level", ["scalar", "neon_dot"])
 def test_without_vector_instructions_products_are_torchs(monkeypatch, restore_isa, calls, level):
     """Ours took five times as long there (docs/LOG.md). By name the op serves, and int8, which torch has not, too."""
