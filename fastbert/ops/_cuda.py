@@ -85,6 +85,6 @@ def why_not_measured(what: str, device: torch.device) -> str | None:
     return None if gain >= LEAST_GAIN else f"{what} is measured at {gain:.2f} times the speed of what serves instead"
 
 
-def has_triton() -> str | None:
+def why_no_triton() -> str | None:
     """None if Triton is installed, whose tables and norm the CUDA optimisers use too, else the reason why not."""
     return None if importlib.util.find_spec("triton") else 'triton is not installed (pip install "fastbert[gpu]")'

@@ -14,7 +14,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def _missing() -> str | None:
-    return _cuda.why_missing() or _cuda.has_triton()
+    return _cuda.why_missing() or _cuda.why_no_triton()
 
 
 def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
