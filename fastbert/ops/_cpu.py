@@ -38,7 +38,7 @@ _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
 )
 
 
-def elsewhere(*tensors: Tensor | None) -> str | None:
+def why_not_device(*tensors: Tensor | None) -> str | None:
     """None if all tensors are on the CPU, else the reason why not: kernels are given addresses."""
     for tensor in tensors:  # a loop, as below: torch 2.6's compiler cannot trace next() with a default
         if tensor is not None and tensor.device.type != "cpu":
@@ -59,7 +59,7 @@ def why_not(
         parameters: tensors that will be converted to float32.
         widened: further dtypes that are accepted, since the caller converts them to float32.
     """
-    if reason := elsewhere(x, *others, *parameters):
+    if reason := why_not_device(x, *others, *parameters):
         return reason
     for tensor in (x, *others):
         if tensor is not None and tensor.dtype not in DTYPES and tensor.dtype not in widened:

@@ -148,7 +148,7 @@ def _gradient(ctx, dout: Tensor, _dlse):
     return dq, dk, dv, *(None,) * 9, dbias if learns_bias else None, None
 
 
-def too_large(head_dim: int) -> str | None:
+def why_not_head_dim(head_dim: int) -> str | None:
     """None if the kernels can take heads of this size, whose rows lie in a scratch of fixed size, else why not."""
     largest = _native.extension().ATTENTION_MAX_HEAD_DIM
     return None if head_dim <= largest else f"the CPU kernels take heads of at most {largest}, got {head_dim}"
@@ -162,7 +162,7 @@ _INPUTS += f"{_cpu.DROPOUT_TENSORS}; bias: parameter (N, W)"
 
 
 def _check_heads(q: Tensor, *_) -> None:
-    if reason := too_large(q.shape[-1]):
+    if reason := why_not_head_dim(q.shape[-1]):
         raise InputError(reason)
 
 
@@ -188,7 +188,7 @@ _attention = _cpu.define(
 def _accepts(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, bias: Tensor | None = None, **_
 ) -> str | None:
-    return too_large(q.shape[-1]) or _cpu.elsewhere(cu_seqlens) or _cpu.why_not(q, k, v, parameters=(bias,))
+    return why_not_head_dim(q.shape[-1]) or _cpu.why_not_device(cu_seqlens) or _cpu.why_not(q, k, v, parameters=(bias,))
 
 
 @_dispatch.register("attention", "cpu", available=_native.why_missing, accepts=_accepts)

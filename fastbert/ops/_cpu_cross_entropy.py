@@ -69,7 +69,7 @@ _cross_entropy = _cpu.define(
 def _accepts(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> str | None:
     if labels.dtype != torch.int64:
         return f"the CPU kernels take int64 labels, got {dtype_name(labels.dtype)}"
-    return _cpu.elsewhere(labels) or _cpu.why_not(logits)
+    return _cpu.why_not_device(labels) or _cpu.why_not(logits)
 
 
 @_dispatch.register("cross_entropy", "cpu", available=_native.why_missing, accepts=_accepts)

@@ -170,7 +170,9 @@ def _accepts(ids, types, positions, word, token_type, position, weight, bias, ep
     for tensor in (ids, types, positions):
         if tensor.dtype not in (torch.int64, torch.int32):
             return f"the CPU kernels take int64 ids, got {dtype_name(tensor.dtype)}"
-    return _cpu.elsewhere(ids, types, positions) or _cpu.why_not(word, token_type, position, parameters=(weight, bias))
+    return _cpu.why_not_device(ids, types, positions) or _cpu.why_not(
+        word, token_type, position, parameters=(weight, bias)
+    )
 
 
 @_dispatch.register("embedding", "cpu", available=_native.why_missing, accepts=_accepts)

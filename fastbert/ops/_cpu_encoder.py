@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
-from ._cpu_attention import bias_rows, native_bias, too_large
+from ._cpu_attention import bias_rows, native_bias, why_not_head_dim
 from ._cpu_int8 import int8_attention_dtype
 from ._int8_weights import readable
 from ._product_dtypes import product_dtype
@@ -59,7 +59,7 @@ def _accepts(
 ) -> str | None:
     if dropouts is not None or causal:
         return "the whole-encoder kernel has no dropout and no causal attention"
-    if reason := too_large(x.shape[-1] // nheads) or _cpu.elsewhere(cu_seqlens, rows):
+    if reason := why_not_head_dim(x.shape[-1] // nheads) or _cpu.why_not_device(cu_seqlens, rows):
         return reason
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if is_recorded(x, tensors, bias):
@@ -224,7 +224,7 @@ def _check_of_op(
     if not tensors or len(tensors) % len(LayerParameters._fields):
         raise InputError(f"encoder: expected {len(LayerParameters._fields)} tensors a layer, got {len(tensors)}")
     check_heads(nheads, x.shape[1])
-    if reason := too_large(x.shape[1] // nheads):
+    if reason := why_not_head_dim(x.shape[1] // nheads):
         raise InputError(f"encoder: {reason}")
     if approximate not in ("none", "tanh"):
         raise InputError(f'encoder: expected approximate "none" or "tanh", got {approximate!r}')

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import fp8, reference
-from . import _dispatch
+from . import _cpu, _dispatch
 from .linear_fp8 import Casts, apply
 
 
@@ -42,9 +42,8 @@ CASTS = Casts(_cast, _cast_weight, _cast_gradient, _transpose)
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> str | None:
-    devices = {t.device.type for t in (x, weight)}
-    if devices != {"cpu"}:
-        return f"this path takes CPU tensors, got some on {sorted(devices)}"
+    if reason := _cpu.why_not_device(x, weight):
+        return reason
     return None if x.is_floating_point() and x.dtype != torch.float64 else f"it takes at most float32, got {x.dtype}"
 
 

@@ -274,7 +274,7 @@ _linear_float32 = _cpu.define(
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
-    return _cpu.elsewhere(x, weight, bias)
+    return _cpu.why_not_device(x, weight, bias)
 
 
 @_dispatch.register("linear", "cpu", available=_native.why_missing, accepts=_accepts)

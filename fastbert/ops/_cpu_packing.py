@@ -12,7 +12,7 @@ from .packing import read_mask_by_torch
 
 
 def _accepts(mask: Tensor, first_column: bool) -> str | None:
-    return _cpu.elsewhere(mask)
+    return _cpu.why_not_device(mask)
 
 
 @_dispatch.register("read_mask", "cpu", available=_native.why_missing, accepts=_accepts)
