@@ -103,6 +103,8 @@ def eight_bits(x: Tensor, rows: Tensor, slot: fp8.Slot, casts: Casts) -> Tensor:
     data = fp8.attached(x)
     if data is None:
         data = casts.cast(rows.detach(), slot)
+        if slot.scales.cold:  # the next tensor is measured too, and gets another scale
+            data.fastbert_inverse = slot.inverse.clone()
         fp8.attach(x, data)
     return data
 
@@ -121,7 +123,8 @@ class _LinearFp8(torch.autograd.Function):
         own, across = site.copies(casts.cast_weight)
         ctx.save_for_backward(data, across)
         ctx.site, ctx.casts, ctx.dtypes = site, casts, (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        out = multiply(data, own, site.x.inverse, site.own.inverse, dtype, bias, quick=True)
+        ctx.x_inverse = getattr(data, "fastbert_inverse", site.x.inverse)
+        out = multiply(data, own, ctx.x_inverse, site.own.inverse, dtype, bias, quick=True)
         return out.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
@@ -136,7 +139,7 @@ class _LinearFp8(torch.autograd.Function):
             dx = dx.to(x_dtype).view(*dout.shape[:-1], across.shape[0])
         if ctx.needs_input_grad[1]:
             x_across = transposed(data, casts)
-            dweight = multiply(g_across, x_across, site.grad.inverse, site.x.inverse, torch.float32).to(weight_dtype)
+            dweight = multiply(g_across, x_across, site.grad.inverse, ctx.x_inverse, torch.float32).to(weight_dtype)
         return dx, dweight, None if sums is None else sums.to(bias_dtype), None, None, None, None
 
 

@@ -154,6 +154,18 @@ def test_one_input_is_cast_once_for_all_who_read_it_and_a_weight_once_a_step():
     torch.testing.assert_close(expected, weights[0].detach(), rtol=2**-4, atol=1e-2)
 
 
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=needs_eight_bits), "reference"])
+def test_two_passes_before_the_first_scales_are_known(backend):
+    """Each is measured, and the second one's scale is not that of the first one's gradient."""
+    weight = torch.nn.Parameter(torch.randn(32, 16))
+    site, x = a_site(weight), torch.randn(8, 16)
+    with ops.backend(backend):
+        out = ops.linear_fp8(x, weight, None, site)
+        ops.linear_fp8(100 * x, weight, None, site)
+    out.sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(32, 16), rtol=2**-4, atol=0.2)
+
+
 @needs_eight_bits
 def test_a_weight_that_got_other_memory_is_cast_again():
     site = a_site(torch.nn.Parameter(torch.randn(16, 16)))
