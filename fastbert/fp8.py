@@ -43,6 +43,7 @@ class Scales:
             their bits, so that integer maxima give the same result in any order.
         history: (n, WINDOW) float32, the largest magnitudes of the last steps, the newest first.
         cold: whether there was no step yet; tensors are then measured before they are cast.
+        changes: how many times all scales were computed.
     """
 
     def __init__(self, kinds: Sequence[torch.dtype], device: torch.device) -> None:
@@ -52,7 +53,7 @@ class Scales:
         self.maxima = torch.zeros(n, LANES, dtype=torch.int32, device=device)
         self.history = torch.zeros(n, WINDOW, device=device)
         self._limits = torch.tensor([LARGEST[kind] for kind in kinds], device=device)
-        self.cold = True
+        self.cold, self.changes = True, 0
 
     def slot(self, index: int) -> Slot:
         """The entry of one tensor."""
@@ -78,6 +79,7 @@ class Scales:
         self.cold = False
 
     def _set(self) -> None:
+        self.changes += 1
         scale = power_of_two(self.history.amax(1), self._limits)
         self.scale[:, 0].copy_(scale)
         self.inverse[:, 0].copy_(1.0 / scale)
@@ -134,7 +136,7 @@ class Site:
     def __init__(self, weight: nn.Parameter, x: Slot, own: Slot, grad: Slot) -> None:
         self.weight, self.x, self.own, self.grad = weight, x, own, grad
         self._copies: tuple[Tensor, Tensor] | None = None
-        self._made_from: tuple[int, int] | None = None  # the weight's address and version
+        self._made_from: tuple[int, ...] | None = None  # the weight's address and version, and which scales
 
     def copies(self, quantize: Callable) -> tuple[Tensor, Tensor]:
         """The 8-bit casts of the weight (N, K) and of its transpose (K, N), always in the same memory.
@@ -143,7 +145,9 @@ class Site:
             quantize: called with the weight, its slot, and the two tensors to write, or None for new ones, which it
                 returns.
         """
-        weight, now = self.weight, (self.weight.data_ptr(), self.weight._version)
+        weight = self.weight
+        # In a step that is left out the weight stays, but its scale may change.
+        now = weight.data_ptr(), weight._version, self.own.scales.changes
         if self._copies is None or self._copies[0].device != weight.device:
             self._copies = quantize(weight.detach(), self.own, None)
         elif self._made_from != now:

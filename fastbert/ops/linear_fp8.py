@@ -43,7 +43,7 @@ def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -
 
     Args:
         x: (..., K) floating.
-        weight: (N, K), the one of ``site``; it is cast once per version.
+        weight: (N, K), the one of ``site``; it is cast once a step.
         bias: (N,) or None.
         site: the scales; the largest magnitudes of x, W and dy are recorded in them.
 

@@ -154,6 +154,23 @@ def test_one_input_is_cast_once_for_all_who_read_it_and_a_weight_once_a_step():
     torch.testing.assert_close(expected, weights[0].detach(), rtol=2**-4, atol=1e-2)
 
 
+@needs_eight_bits
+def test_a_weight_that_stays_is_cast_again_when_its_scale_changes():
+    """As in a step that is left out, 16 steps after one in which the weight was larger."""
+    weight, x = torch.nn.Parameter(torch.randn(32, 16)), torch.randn(8, 16)
+    site, scales = a_site(weight), []
+    for step in range(18):
+        with ops.backend("cpu"):
+            got = ops.linear_fp8(x.clone(), weight, None, site)
+        torch.testing.assert_close(got, x @ weight.T, rtol=2**-4, atol=float(weight.detach().abs().max()))
+        scales.append(float(site.own.scale))
+        site.own.scales.end_step()
+        if step == 0:
+            with torch.no_grad():
+                weight *= 0.01
+    assert scales[-1] > scales[1]
+
+
 @pytest.mark.parametrize("backend", [pytest.param("cpu", marks=needs_eight_bits), "reference"])
 def test_two_passes_before_the_first_scales_are_known(backend):
     """Each is measured, and the second one's scale is not that of the first one's gradient."""
