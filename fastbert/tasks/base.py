@@ -329,10 +329,13 @@ def _without_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) ->
         return f"{called(path)}: expected {task.label_place}, got {task.unlabelled(rows)}"
     column = next((name for name in columns.names if name in columns.found), None)
     if column is None:
-        expected, found = " or ".join(columns.names), shorten(", ".join(columns.found), 200)
-        hint = " (--label-column names another)" if hasattr(task, "label_column") else ""
-        got = f"got the columns {found}{hint}"
-        return f"{columns.where}: expected a column {expected} with the label of every row, {got}"
+        found = shorten(", ".join(columns.found), 200)
+        if getattr(task, "label_columns", None):
+            expected, hint = f"the columns {', '.join(columns.names)} of labels", " (--label-columns names others)"
+        else:
+            expected = f"a column {' or '.join(columns.names)} with the label of every row"
+            hint = " (--label-column names another)" if hasattr(task, "label_column") else ""
+        return f"{columns.where}: expected {expected}, got the columns {found}{hint}"
     return f"{called(path)}: expected labels in the column {column}, got none in all rows"
 
 

@@ -56,8 +56,8 @@ class TaskOptions:
     """text-multilabel: in place of one column of labels, a column for each label, with 1 for a text that has it and 0
     for one that does not."""
     label_separator: str | None = None
-    """text-multilabel: what separates the labels of a text in one column, as in --label-separator " " for blanks; by
-    default a comma, a semicolon or a vertical bar."""
+    """text-multilabel: what separates the labels of a text in one column and in predictions, as in --label-separator
+    " " for blanks; by default a comma (in files also a semicolon or a vertical bar)."""
 
     def __post_init__(self) -> None:
         self._check_columns()
@@ -76,9 +76,8 @@ class TaskOptions:
         if self.label_columns is not None and len(self.label_columns) < 2:
             got = ", ".join(self.label_columns) or "none"
             raise InputError(f"label_columns are two or more, one for each label, got {got}")
-        if self.label_columns is not None and (self.label_column is not None or self.label_separator is not None):
-            other = "label_column" if self.label_column is not None else "label_separator"
-            raise InputError(f"label_columns are in place of one column of labels, got {other} too")
+        if self.label_columns is not None and self.label_column is not None:
+            raise InputError("label_columns are in place of one column of labels, got label_column too")
         if self.label_separator is not None and (not self.label_separator or set(self.label_separator) & set("\t\r\n")):
             got = repr(self.label_separator)
             raise InputError(f"label_separator must be a character or several, no tab or line end, got {got}")

@@ -131,7 +131,7 @@ def with_own_header(task: TextTask, lines: Iterator[tuple[int, str]]) -> Iterato
 def id_names(task: TextTask) -> tuple[str, ...]:
     """The names that the column of row ids may have, in the order in which they are looked for."""
     names = dict.fromkeys(("idx", task.id_column, "index", "id"))
-    return tuple(name for name in names if name not in (*task.text_columns, task.label_column))
+    return tuple(name for name in names if name not in (*task.text_columns, *task.label_fields))
 
 
 def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
@@ -175,7 +175,8 @@ def _header(task: TextTask, line: str) -> tuple[str, tuple[str, ...], list[str]]
     for separator in "\t" if "\t" in line else ",;|":  # spreadsheets write semicolons where the comma is in numbers
         written = [name.strip() for name in fields_of(line, separator)]
         # GLUE's diagnostic set with labels has Premise, Hypothesis, Label; spreadsheets often have capitals too.
-        for columns in (written, [name.lower() for name in written]):
+        named = task.label_fields if task.label_named else ()
+        for columns in (written, [name if name in named else name.lower() for name in written]):
             form = next((form for form in text_forms(task) if set(form) <= set(columns)), None)
             if form is not None:
                 return separator, form, columns

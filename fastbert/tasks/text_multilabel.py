@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -10,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import DataError, InputError
 from ..model_config import ModelConfig
 from . import metrics
+from .bad_rows import called
 from .base import Example, Row, class_names
 from .classification import CLASS_COLUMNS, class_scores
 from .files import shorten
@@ -23,9 +27,13 @@ if TYPE_CHECKING:
     from .hub_files import Record
 
 _log = logging.getLogger("fastbert")
-_LIST = re.compile(r"\[(.*)\]", re.DOTALL)
-_ITEM = re.compile(r"""'([^']*)'|"([^"]*)"|([^\s,'"]+)""")
+# As programs write them into tables: lists, and where their items are quoted or numbers, sets and tuples too.
+_LIST = re.compile(r"""\[(.*)\]|\{(\s*['"].*)\}|\((\s*['"].*|[0-9\s.,]*)\)""", re.DOTALL)
+_CALL = re.compile(r"(array|set|frozenset)\(.*", re.DOTALL)
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _SEPARATORS = re.compile(r"[,;|]")
+_BITS = {"0", "1", "0.0", "1.0", "0.", "1.", "false", "true"}
+_IN_COLUMNS = ": zeros and ones that say which labels a text has belong in columns (--label-columns)"
 _YES, _NO, _UNKNOWN = ("1", "1.0", "true"), ("0", "0.0", "false"), ("-1", "-1.0")
 
 
@@ -69,6 +77,22 @@ class TextMultilabel(OwnFiles):
             return super().labels_at(columns)
         return tuple(name for name in self.label_columns if name in columns)
 
+    def read(self, path: str | os.PathLike) -> list[Row]:
+        rows = super().read(path)
+        self._refuse_bits(rows, path)
+        return rows
+
+    def _refuse_bits(self, rows: Sequence[Row], path: str | os.PathLike) -> None:
+        """Raises DataError if every row has the labels 0 and 1, and there are no others: then [1, 0] was hardly meant
+        as a list of labels, but says which of two labels a text has."""
+        found = {row.label for row in rows if row.label is not None}
+        if len(rows) < 2 or len(found) > 1 or self.predicting:
+            return
+        labels = {label.removeprefix("LABEL_").lower() for names in found for label in names}
+        if len(labels) == 2 and labels <= _BITS and len(self.labels) in (0, 2):
+            both = " and ".join(in_order(next(iter(found))))
+            raise DataError(f"{called(path)}: expected lists of labels, got {both} in every row{_IN_COLUMNS}")
+
     def label_in(self, record: Record) -> tuple[str, ...] | None:
         if self.label_columns is None:
             return super().label_in(record)
@@ -99,8 +123,11 @@ class TextMultilabel(OwnFiles):
             if isinstance(value, str) and not names:
                 return self.parse(value)
             values = value if isinstance(value, list) else [value]
-            if any(isinstance(item, (list, dict, bool)) or item is None or item != item for item in values):
-                raise ValueError(f"expected a list of labels, got {shorten(repr(value))}")
+            if any(
+                not isinstance(item, (str, int, float)) or isinstance(item, bool) or item != item for item in values
+            ):
+                hint = _IN_COLUMNS if any(isinstance(item, bool) for item in values) else ""
+                raise ValueError(f"expected a list of labels, got {shorten(repr(value))}{hint}")
             found = [named_class(item, names) for item in values]
             return None if None in found else self._checked(found)
         except ValueError:
@@ -113,9 +140,11 @@ class TextMultilabel(OwnFiles):
         text = text.strip()
         listed = _LIST.fullmatch(text)
         if listed:
-            parts = ["".join(item) for item in _ITEM.findall(listed[1])]
-        elif not text:
+            parts = _items(next(inside for inside in listed.groups() if inside is not None), text)
+        elif text in ("", "set()"):
             parts = []
+        elif _CALL.fullmatch(text):
+            raise ValueError(f"expected labels, or a list of them in square brackets, got {shorten(repr(text))}")
         elif self.label_separator is None:
             parts = _SEPARATORS.split(text)
         else:
@@ -132,7 +161,7 @@ class TextMultilabel(OwnFiles):
         labels = [self._known(label.strip()) for label in labels]
         twice = next((label for label, count in Counter(labels).items() if count > 1), None)
         if twice is not None:
-            hint = ": a text's zeros and ones belong in columns (--label-columns)" if set(labels) <= {"0", "1"} else ""
+            hint = _IN_COLUMNS if {label.lower() for label in labels} <= _BITS else ""
             raise ValueError(f"expected every label once, got {shorten(twice)} {labels.count(twice)} times{hint}")
         return tuple(in_order(labels))
 
@@ -164,7 +193,7 @@ class TextMultilabel(OwnFiles):
     def for_training(self, rows: Sequence[Row], path) -> list[Row]:
         """Warns of labels that are others with blanks between them."""
         known = {label for row in rows for label in row.label or ()}
-        joined = next((label for label in sorted(known) if " " in label and set(label.split()) <= known), None)
+        joined = next((label for label in sorted(known) if " " in label and _joins(label.split(), known)), None)
         if joined is not None:
             _log.warning(
                 "%s: the label %r is several others with blanks between them, but is taken for one of its own "
@@ -249,9 +278,14 @@ class TextMultilabel(OwnFiles):
         }
 
     def guess(self, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-        """The most frequent label for every row."""
+        """The most frequent labels for every row, as many of them as have the best micro F1."""
         counts = Counter(label for row in rows for label in row.label)
-        return [tuple(label for label, _ in counts.most_common(1))] * len(rows)
+        f1s, right = [], 0
+        for predicted, (_, count) in enumerate(counts.most_common(), 1):
+            right += count
+            f1s.append(2 * right / (counts.total() + predicted * len(rows)))
+        best = f1s.index(max(f1s)) + 1 if f1s else 0
+        return [tuple(in_order([label for label, _ in counts.most_common(best)]))] * len(rows)
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, list[Sequence]]:
         """Precision, recall and F1 of every label."""
@@ -259,3 +293,36 @@ class TextMultilabel(OwnFiles):
         counts = (gold & found).sum(0), gold.sum(0), found.sum(0)
         lines = [(label, *class_scores(*line)) for label, *line in zip(labels, *counts, strict=True)]
         return {"classes": [CLASS_COLUMNS, *lines]}
+
+
+def _joins(words: list[str], known: set[str]) -> bool:
+    """Whether the words of a label are labels themselves, or zeros and ones."""
+    return set(words) <= known or set(words) <= {"0", "1"}
+
+
+def _items(inside: str, text: str) -> list[str]:
+    """The items of a list that a program has written: quoted; or without quotes, with commas or blanks between them.
+
+    Args:
+        inside: what is between the brackets.
+        text: the list, for the message.
+
+    Raises:
+        ValueError: something is not quoted, where other items are.
+    """
+    quoted = _QUOTED.findall(inside)
+    if quoted or "'" in inside or '"' in inside:
+        if _QUOTED.sub("", inside).strip(", \r\n"):
+            raise ValueError(f"expected a list of labels, all of them in quotes or none, got {shorten(repr(text))}")
+        return [_unquoted(item) for item in quoted]
+    return inside.removesuffix(",").split("," if "," in inside else None) if inside.strip() else []
+
+
+def _unquoted(item: str) -> str:
+    """A quoted text of JSON or Python without its quotes."""
+    if "\\" not in item:
+        return item[1:-1]
+    try:
+        return json.loads(item)
+    except ValueError:
+        return ast.literal_eval(item)

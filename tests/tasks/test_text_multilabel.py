@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import finetune_runs as runs
 import numpy as np
@@ -28,6 +29,7 @@ TOXIC = {"text_columns": ("comment_text",), "label_columns": ("toxic", "obscene"
 JIGSAW = (
     '"id","comment_text","toxic","obscene","threat"\n"0a","He said ""no"".\n\nLeft, then","0","0","0"\n"0b",Bad,1,0,1\n'
 )
+IN_COLUMNS = r": zeros and ones that say which labels a text has belong in columns \(--label-columns\)"
 FORMS = {
     "text\tlabel\nA b\ta,b\nC\t\nD\tb\n": {},  # with names of one's own, one row without any
     "text\tlabel\nA b\ta|b\nC\t\nD\tb\n": {},
@@ -101,8 +103,8 @@ def test_jigsaw_as_published(tmp_path):
     path.write_text('"id","comment_text"\n"0a","Fine"\n')
     [row] = task.read(path)
     assert (row.texts, row.label) == (("Fine",), None)
-    said = f"{path}, line 2: expected a column toxic or obscene or threat with the label of every row, got the columns"
-    with pytest.raises(DataError, match=said):
+    said = f"{path}, line 2: expected the columns toxic, obscene, threat of labels, got the columns id, comment_text"
+    with pytest.raises(DataError, match=re.escape(f"{said} (--label-columns names others)")):
         require_labels(task, [row], path)
 
 
@@ -127,8 +129,25 @@ def test_fast_texts_lines(tmp_path):
         (
             '{"text": "A", "label": [1, 0, 1]}\n',
             {},
-            r"line 1: expected every label once, got 1 2 times: a text's zeros and ones belong in columns "
-            r"\(--label-columns\)",
+            f"line 1: expected every label once, got 1 2 times{IN_COLUMNS}",
+        ),
+        ("text\tlabel\nA\t[1. 0. 1.]\n", {}, f"line 2: expected every label once, got 1. 2 times{IN_COLUMNS}"),
+        ("text\tlabel\nA\t[True, True]\n", {}, f"line 2: expected every label once, got True 2 times{IN_COLUMNS}"),
+        (
+            '{"text": "A", "label": [true, false]}\n',
+            {},
+            rf"line 1: expected a list of labels, got \[True, False\]{IN_COLUMNS}",
+        ),
+        (
+            "text\tlabel\nA\t['a', 3]\n",
+            {},
+            r'line 2: expected a list of labels, all of them in quotes or none, got "\[',
+        ),
+        ("text\tlabel\nA\t{'a': 1}\n", {}, 'line 2: expected a list of labels, all of them in quotes or none, got "{'),
+        (
+            "text\tlabel\nA\tarray(['a', 'b'], dtype=object)\n",
+            {},
+            r'line 2: expected labels, or a list of them in square brackets, got "array\(',
         ),
         ('{"text": "A", "label": [["a"]]}\n', {}, "line 1: expected a list of labels, got "),
         ('{"text": "A", "label": {"a": 1}}\n', {}, "line 1: expected a list of labels, got "),
@@ -170,7 +189,6 @@ def test_labels_of_a_dev_file_are_those_of_the_training_file(tmp_path):
         ({"label_columns": ("a",)}, "label_columns are two or more, one for each label, got a"),
         ({"label_columns": ("a", "a")}, "text_columns and label_columns must be different names, got 'a', 'a'"),
         ({"label_columns": ("a", "b"), "label_column": "c"}, "in place of one column of labels, got label_column too"),
-        ({"label_columns": ("a", "b"), "label_separator": "|"}, "of one column of labels, got label_separator too"),
         ({"label_separator": ""}, "label_separator must be a character or several, no tab or line end, got ''"),
     ],
 )

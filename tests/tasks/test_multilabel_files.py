@@ -1,0 +1,98 @@
+"""text-multilabel: files in forms that could be misread without a word."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastbert.errors import DataError
+from fastbert.tasks.base import Row
+from fastbert.tasks.config import TaskOptions
+from fastbert.tasks.text_multilabel import TextMultilabel
+
+
+def task_of(**options) -> TextMultilabel:
+    task = TextMultilabel()
+    task.configure(TaskOptions(**options))
+    return task
+
+
+@pytest.mark.parametrize(
+    ("written", "labels"),
+    [
+        ("{'b', 'a'}", ("a", "b")),  # Python's sets and tuples
+        ("('a',)", ("a",)),
+        ("(2, 10)", ("2", "10")),
+        ("()", ()),
+        ("set()", ()),
+        ("[sci fi, b]", ("b", "sci fi")),  # Spark's, without quotes
+        ("['sci fi' 'b']", ("b", "sci fi")),  # numpy's, without commas
+        (r"""['it\'s "b"', "c's"]""", ("c's", """it's "b\"""")),
+        (r'["caf\u00e9", "a\/b"]', ("a/b", "caf\u00e9")),  # JSON
+        ("(R)-limonene", ("(R)-limonene",)),
+    ],
+)
+def test_lists_as_programs_write_them_into_tables(written, labels):
+    assert TextMultilabel().parse(written) == labels
+
+
+BITS = ["[1, 0]", "[0, 1]"], ["[1. 0.]", "[0. 1.]"], ["[True, False]", "[False, True]"], ["1,0", "0,1"]
+
+
+@pytest.mark.parametrize("written", BITS)
+def test_zeros_and_ones_of_two_labels_are_not_lists_of_labels(tmp_path, written):
+    """Read as such, every row would have both labels."""
+    path = tmp_path / "data.tsv"
+    path.write_text("text\tlabel\n" + "".join(f"A\t{bits}\n" for bits in written))
+    with pytest.raises(
+        DataError, match=f"^{path}: expected lists of labels, got .* in every row: zeros and ones that say"
+    ):
+        TextMultilabel().read(path)
+    if "1" in written[0].strip("[]").replace(" ", "").split(","):
+        with pytest.raises(DataError, match="got LABEL_0 and LABEL_1 in every row: zeros and ones"):
+            TextMultilabel(("LABEL_0", "LABEL_1")).read(path)
+        assert [row.label for row in TextMultilabel(("0", "1", "2")).read(path)] == [("0", "1")] * 2
+    path.write_text("text\tlabel\n" + "".join(f"A\t{bits}\n" for bits in [*written, ""]))
+    assert [len(row.label) for row in TextMultilabel().read(path)] == [2, 2, 0]
+
+
+def test_zeros_and_ones_with_blanks_between_them_are_told(tmp_path, caplog):
+    path = tmp_path / "train.tsv"
+    path.write_text("text\tlabel\nA\t0 1 0\nB\t1 0 0\n")
+    task = TextMultilabel()
+    task.for_training(task.read(path), path)
+    assert "the label '0 1 0' is several others with blanks between them" in caplog.text
+
+
+def test_columns_of_labels_keep_their_capitals_below_a_text_column_with_one(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("ID,Text,Toxic,threat\nx,A,1,0\n")
+    [row] = task_of(label_columns=("Toxic", "threat")).read(path)
+    assert row == Row("x", ("A",), ("Toxic",))
+
+
+def test_a_column_of_labels_is_none_of_ids(tmp_path):
+    path = tmp_path / "data.tsv"
+    path.write_text("text\ta\tid\nA\t1\t0\nB\t0\t0\n")
+    assert task_of(label_columns=("a", "id")).read(path) == [Row("0", ("A",), ("a",)), Row("1", ("B",), ())]
+
+
+def test_columns_whose_names_have_commas(tmp_path):
+    path, predicted = tmp_path / "data.csv", tmp_path / "predicted.tsv"
+    path.write_text('text,"failure, heart",b\nA,1,1\n')
+    names = ("failure, heart", "b")
+    with pytest.raises(DataError, match=r"expected labels without commas, .* \(--label-separator names another\)"):
+        task_of(label_columns=names).read(path)
+    task = task_of(label_columns=names, label_separator="|")
+    rows = task.read(path)
+    task.write_predictions(rows, [row.label for row in rows], predicted)
+    assert predicted.read_text() == "index\tprediction\n0\tb|failure, heart\n"
+    assert task.read_predictions(rows, predicted) == [("b", "failure, heart")]
+
+
+def test_the_constant_answer_is_the_one_with_the_best_micro_f1():
+    """All rows have a and half have b: a alone has 2 * 4 / (6 + 4), both have 2 * 6 / (6 + 8)."""
+    rows = [Row(str(index), ("x",), label) for index, label in enumerate([("a", "b"), ("a",), ("a", "b"), ("a",)])]
+    task = TextMultilabel(("a", "b", "c"))
+    assert task.guess(rows) == [("a", "b")] * 4
+    assert task.metric(rows, task.guess(rows))["micro_f1"] == pytest.approx(12 / 14)
+    assert task.guess([Row("0", ("x",), ())]) == [()]
