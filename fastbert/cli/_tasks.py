@@ -41,8 +41,8 @@ GIVEN = {
     "max_answer_length": "squad1 and squad2",
 }
 """Options of a task that a command may give in place of those it was trained with, and what they belong to."""
-_LABELS = {"label_column", "label_columns", "label_separator"}
-"""Those that say together where the labels are."""
+_LABELS = {"label_column", "label_columns"}
+"""Those of which one says where the labels are."""
 _PART = re.compile(r"(.+-)([0-9]{5})(-of-([0-9]{5}).*)")
 """The names that data-set hubs give to the parts of a set: train-00000-of-00004.parquet."""
 
@@ -142,7 +142,7 @@ def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> N
     idle = next((name for name in given if not hasattr(task, name)), None)
     if idle is not None:
         raise InputError(f"{option(idle)} belongs to {GIVEN[idle]}, got the task {task.name}")
-    if _LABELS & given.keys():  # as a whole in place of those it was trained with
+    if _LABELS & given.keys():  # in place of the one it was trained with
         trained = {name: value for name, value in trained.items() if name not in _LABELS}
     task.configure(TaskOptions(**{**trained, **given}))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fastbert.cli._options import PredictOptions
+from fastbert.cli._tasks import configure
 from fastbert.errors import DataError
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import TaskOptions
@@ -87,6 +89,25 @@ def test_columns_whose_names_have_commas(tmp_path):
     task.write_predictions(rows, [row.label for row in rows], predicted)
     assert predicted.read_text() == "index\tprediction\n0\tb|failure, heart\n"
     assert task.read_predictions(rows, predicted) == [("b", "failure, heart")]
+
+
+def test_a_separator_leaves_the_columns_of_the_run_and_a_column_its_separator():
+    for trained, given, expected in (
+        (
+            {"label_columns": ("a", "b")},
+            {"label_separator": "|"},
+            {"label_columns": ("a", "b"), "label_separator": "|"},
+        ),
+        (
+            {"label_column": "tags", "label_separator": " "},
+            {"label_column": "topics"},
+            {"label_column": "topics", "label_separator": " "},
+        ),
+        ({"label_columns": ("a", "b")}, {"label_column": "tags"}, {"label_columns": None, "label_column": "tags"}),
+    ):
+        task = TextMultilabel(("a", "b"))
+        configure(task, PredictOptions(**given), trained)
+        assert {name: getattr(task, name) for name in expected} == expected
 
 
 def test_the_constant_answer_is_the_one_with_the_best_micro_f1():
