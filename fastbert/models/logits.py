@@ -30,7 +30,9 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
         InputError: labels are not a tensor of such a shape, or a class id is neither -100 nor in 0..num_labels-1.
     """
     check_tensors(labels=labels)
+    several = "zeros and ones for multi-label classification"
     if problem_type is None:
+        several += ", or int64 (B,) for one class each"
         integral = not labels.is_floating_point()
         problem_type = (
             "regression"
@@ -44,8 +46,7 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
         _check_numbers(labels, logits, labels.numel() == logits.numel(), "numbers for regression")
         return F.mse_loss(shape, labels.to(shape.dtype).view_as(shape))
     if problem_type == "multi_label_classification":
-        what = "zeros and ones for multi-label classification, or int64 (B,) for one class each"
-        _check_numbers(labels, logits, labels.shape == logits.shape, what)
+        _check_numbers(labels, logits, labels.shape == logits.shape, several)
         return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     labels = labels.view(-1)
     check_labels(labels, num_labels)

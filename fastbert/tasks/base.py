@@ -280,11 +280,14 @@ def by_sequence(values: np.ndarray, batch: PackedBatch) -> list[np.ndarray]:
 
 
 def labels_of(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-    """The keyword argument ``labels``, (B,), if every example has a label."""
+    """The keyword argument ``labels``, (B,), or (B, labels) float32 of zeros and ones, if every example has a label."""
     import torch
 
     labels = [e.label for e in examples]
-    return {} if any(label is None for label in labels) else {"labels": torch.tensor(labels)}
+    if any(label is None for label in labels):
+        return {}
+    hot = isinstance(labels[0], np.ndarray)
+    return {"labels": torch.from_numpy(np.stack(labels)).float() if hot else torch.tensor(labels)}
 
 
 @dataclass(frozen=True)

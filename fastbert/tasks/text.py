@@ -27,6 +27,8 @@ from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..packing import PackedBatch
     from .config import TaskOptions
 
@@ -80,7 +82,7 @@ class TextTask(FeatureTask):
         return str(prediction)
 
     @abc.abstractmethod
-    def target(self, label: Any) -> int | float:
+    def target(self, label: Any) -> int | float | np.ndarray:
         """A label in the form that the loss needs. Raises ValueError, saying what was expected."""
 
     @abc.abstractmethod
@@ -294,7 +296,7 @@ class TextTask(FeatureTask):
         keywords = {"orders": self._orders, "lm_weight": self.auxiliary_lm, **labels_of(examples)}
         return with_next_words(packed(parts_of(examples))), keywords
 
-    def _target(self, row: Row) -> int | float:
+    def _target(self, row: Row) -> int | float | np.ndarray:
         try:
             return self.target(row.label)
         except ValueError as error:

@@ -227,14 +227,20 @@ class TextMultilabel(OwnFiles):
                 "taken for several labels a text"
             )
         self.labels = tuple(class_names(config))
+        twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
+        if twice is not None:
+            raise InputError(f"task {self.name}: expected an id2label of different names, got {shorten(twice)} twice")
 
     def head(self) -> dict:
         if not self.labels:
             raise InputError(f"task {self.name} needs at least one label, got none in all training rows")
         return {"id2label": dict(enumerate(self.labels)), "problem_type": "multi_label_classification"}
 
-    def target(self, label: Sequence[str]) -> list[float]:
-        return [float(name in label) for name in self.labels]
+    def target(self, label: Sequence[str]) -> np.ndarray:
+        """(labels,) zeros and ones, in a byte each: EUR-Lex has thousands of labels."""
+        hot = np.zeros(len(self.labels), np.uint8)
+        hot[[self.labels.index(name) for name in label]] = 1
+        return hot
 
     def decode(
         self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]

@@ -287,6 +287,14 @@ def test_labels_that_are_no_class_ids_have_the_shape_of_the_logits(num_labels, l
         fastbert.BertForSequenceClassification(config)(torch.ones(2, 3).long(), labels=labels)
 
 
+def test_class_ids_are_not_what_a_multi_label_model_expects():
+    options = {"vocab_size": 8, "num_labels": 3, "problem_type": "multi_label_classification"}
+    model = fastbert.BertForSequenceClassification(fastbert.BertConfig.from_name("1x64", **options))
+    said = r"labels must be \(2, 3\) zeros and ones for multi-label classification, got \(2,\) int64$"
+    with pytest.raises(InputError, match=said):
+        model(torch.ones(2, 3).long(), labels=torch.tensor([0, 1]))
+
+
 @pytest.mark.parametrize(
     ("ids", "said"),
     [(None, "expected either input_ids or inputs_embeds"), ([[[1]]], "input_ids must be a torch tensor")],
