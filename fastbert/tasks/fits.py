@@ -22,6 +22,11 @@ def check_model(task: Task, kind: str, layers: int, options: FinetuneConfig) -> 
         options: the recipe.
     """
     check_freeze(options.freeze, layers)
+    if options.layer_decay is not None and options.freeze is not None and options.freeze >= layers - 1:
+        raise InputError(
+            f"layer_decay would change nothing: of the model's {layers} layers, freeze {options.freeze} leaves the top "
+            "one at most, which has the rate of lr"
+        )
     features = getattr(task, "features", None)
     if features is not None:
         if features != MIX:

@@ -219,6 +219,10 @@ def test_two_processes_come_to_what_one_does(tmp_path, options):
         (["--freeze", 5], "freeze must be at most the model's number of layers, 4, got 5"),
         (["--freeze", -1], "freeze must be at least 0 layers, got -1"),
         (["--layer-decay", 0], "layer_decay must be above 0 and at most 1, got 0.0"),
+        (
+            ["--freeze", 3, "--layer-decay", 0.9],
+            "layer_decay would change nothing: of the model's 4 layers, freeze 3 leaves the top one at most, which has",
+        ),
         (["--layer-decay", 1.5], "layer_decay must be above 0 and at most 1, got 1.5"),
         (
             ["--features", "last", "--freeze", 2],
