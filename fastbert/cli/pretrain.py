@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -141,10 +142,30 @@ def _plan(args: Pretrain, config: PretrainConfig) -> None:
     print(plan_text.text(make_plan(config, data=data, ranks=args.plan_ranks, throughput=throughput)))
 
 
+def _check_scored(args: Pretrain, config: PretrainConfig) -> None:
+    """Warns of a model that only the config.yaml of a run names: it is the one that the run started from.
+
+    Raises:
+        InputError: nobody has said which model is to be scored.
+    """
+    if config.model == PretrainConfig.model and not os.path.isdir(config.model):
+        raise InputError("--evaluate scores the model in --model, a run or a model directory, got none")
+    run = None if args.config is None else args.config.parent
+    if (
+        run is not None
+        and (run / "metrics.jsonl").exists()
+        and args.model == PretrainConfig.from_yaml(args.config).model
+    ):
+        logging.getLogger("fastbert").warning(
+            "%s: scored is %s, which this run started from; --model %s scores the run", args.config, config.model, run
+        )
+
+
 def _evaluate(args: Pretrain, config: PretrainConfig) -> None:
     """Prints the figures of the model, without training."""
     if args.plan:
         raise InputError("expected --plan or --evaluate, got both")
+    _check_scored(args, config)
     from ..tasks.trained import model_directory
     from ..train.metrics import to_line
     from ..train.score import score

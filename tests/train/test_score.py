@@ -48,6 +48,21 @@ def test_a_run_and_its_model_have_the_same_figures(recipe, prepared, capsys):
     assert row["perplexity"] == pytest.approx(torch.tensor(row["mlm_loss"], dtype=torch.float64).exp().item())
 
 
+def test_the_start_of_a_run_is_not_taken_for_the_run(recipe, prepared, saved, capsys, caplog):
+    """Its config.yaml names the model that it started from."""
+    run = pretrain(saved(BertForPreTraining, steps=2, eval_every=2, warmup=0.0), quiet=True).run_dir
+    given = ["pretrain", "--config", str(run / "config.yaml"), "--evaluate", "heldout"]
+    start = str(run.parent / "BertForPreTraining")
+    said = f"scored is {start}, which this run started from; --model {run} scores the run"
+    for options, model, told in ([], start, True), (["--model", str(run)], str(run / "model"), False):
+        caplog.clear()
+        assert main([*given, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["model"] == model
+        assert (said in caplog.text) == told
+    assert main(["pretrain", "--data", str(prepared), "--evaluate", "heldout"]) == 2
+    assert "--evaluate scores the model in --model, a run or a model directory, got none" in capsys.readouterr().err
+
+
 def test_every_sample_counts_once_whatever_the_batches_are(saved):
     """`eval_tokens`, which bounds a run's evaluations, is no bound here."""
     rows = [score(saved(BertForPreTraining, token_budget=budget, eval_tokens=1), "train") for budget in (32, 160, 4096)]
