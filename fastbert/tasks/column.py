@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from ..errors import InputError
 from .config import TaskOptions
 from .text_classification import TextClassification
 from .typed import text_lines
@@ -19,10 +20,13 @@ def texts_of(path: str | os.PathLike, column: str | None = None) -> Iterator[tup
             without a header; None for a file with one text in each line.
 
     Raises:
+        InputError: the name of the column is empty.
         DataError: the file has no such column, a row cannot be read, or there are no rows; or as `text_lines` does.
     """
     if column is None:
         return text_lines(path)
+    if not column.strip():
+        raise InputError(f"column must be the name or the number of one, got {column!r}")
     table = _Column()
     table.configure(TaskOptions(text_columns=(column,)))
     table.predicting = True  # other columns do not matter
@@ -37,7 +41,7 @@ class _Column(TextClassification):
     counts = (1,)
     own_files = False
     columns_hint = " (--column names another)"
-    needs_header = True
+    only_texts = True
 
     def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
         """Accepts every text."""

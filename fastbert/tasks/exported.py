@@ -130,7 +130,7 @@ def with_own_header(task: TextTask, lines: Iterator[tuple[int, str]]) -> Iterato
 
 def id_names(task: TextTask) -> tuple[str, ...]:
     """The names that the column of row ids may have, in the order in which they are looked for."""
-    names = dict.fromkeys(("idx", task.id_column, "index", "id"))
+    names = dict.fromkeys(() if task.only_texts else ("idx", task.id_column, "index", "id"))
     return tuple(name for name in names if name not in (*task.text_columns, *task.label_fields))
 
 

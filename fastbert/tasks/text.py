@@ -53,7 +53,8 @@ class TextTask(FeatureTask):
         extra_columns: whether rows of such files may have further columns.
         own_files: whether labels may also be where `labelled` looks for them.
         several_labels: whether a text may have several labels, or none.
-        needs_header: whether standard input needs a header too; otherwise its lines may be nothing but texts.
+        only_texts: whether no other columns are read; then standard input needs a header too, whose lines may
+            otherwise be nothing but texts.
         columns_hint: what the user can do about columns with other names, for messages.
     """
 
@@ -69,7 +70,7 @@ class TextTask(FeatureTask):
     extra_columns: bool = False
     own_files: bool = False
     several_labels: bool = False
-    needs_header: bool = False
+    only_texts: bool = False
     columns_hint: str = " (--text-columns and --label-column name others)"
 
     @abc.abstractmethod
@@ -112,6 +113,8 @@ class TextTask(FeatureTask):
     @property
     def label_fields(self) -> tuple[str, ...]:
         """The names that the column of labels may have, in the order in which they are looked for."""
+        if self.only_texts:
+            return ()
         return (self.label_column,) if self.label_named else tuple(dict.fromkeys((self.label_column, "label")))
 
     def labels_at(self, columns: Collection[str]) -> tuple[str, ...]:
@@ -165,12 +168,12 @@ class TextTask(FeatureTask):
     def _authors_rows(self, path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
         """The rows of a file as the authors of a data set publish it: tab-separated, without quoting."""
         bare = [self.bare_columns] if self.bare_columns else []
-        if os.fspath(path) == "-" and not self.needs_header:
+        if os.fspath(path) == "-" and not self.only_texts:
             bare.append(self.text_columns)  # typed input: only texts
         table = read_table(
             path,
             self.text_columns,
-            (self.label_column, *id_names(self)),
+            (*self.label_fields[:1], *id_names(self)),
             bare=bare,
             form="a tab-separated file (or .csv)",
             hint=self.columns_hint,

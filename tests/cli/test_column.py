@@ -13,6 +13,7 @@ import pytest
 import tiny_bert
 
 from fastbert.cli.main import main
+from fastbert.errors import DataError, InputError
 from fastbert.tasks.column import texts_of
 
 TEXTS = ["the film is good", "a dull, dull book .", "", "it was “poor”"]
@@ -75,6 +76,20 @@ def test_rows_are_read_as_they_are_needed(tmp_path):
     assert next(found) == (1, "the film")
     with pytest.raises(ValueError, match="line 5002"):
         list(found)
+
+
+def test_other_columns_do_not_matter(tmp_path):
+    """Labels and ids may come twice."""
+    for name, content in (
+        ("t.csv", "id,label,text,id,label\n1,a,the film,2,b\n"),
+        ("t.tsv", "id\ttext\tid\n1\tthe film\t2\n"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert list(texts_of(tmp_path / name, "text")) == [(1, "the film")]
+        with pytest.raises(DataError, match=r"with the column 'body', got '"):
+            list(texts_of(tmp_path / name, "body"))
+    with pytest.raises(InputError, match="column must be the name or the number of one, got ' '"):
+        texts_of(tmp_path / "t.csv", " ")
 
 
 def test_extract_numbers_the_rows(model, tmp_path, capsys):
