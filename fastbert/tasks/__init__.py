@@ -22,6 +22,7 @@ Files of rows:
     table_records                            tab-separated or CSV, by the names of columns
     exported, class_labels                   GLUE as data-set hubs export it, and what labels mean there
     labelled, typed                          labels before a text or as a directory; JSON on standard input
+    label_warnings                           labels that are perhaps not what they are taken for
     column                                   the texts of a file for commands that are no task
     bad_rows                                 rows that cannot be used
 

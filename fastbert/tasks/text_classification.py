@@ -5,28 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
-from ..wording import counted
 from .bad_rows import called
 from .base import Row, class_names
 from .classification import Classification
 from .files import shorten
 from .hub_files import NO_LABEL, class_number
+from .label_warnings import NUMBER, say_what_looks_wrong
 from .table_records import unquoted
 from .text import TextTask
 
 _log = logging.getLogger("fastbert")
 BREAKS = re.compile(r"[\t\r\n]")
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SEPARATORS = re.compile(r"[,;|]")
-MANY = 20
-"""With at least this many rows, a warning is given if most of them have a class of their own."""
 
 
 class OwnFiles(TextTask):
@@ -44,6 +40,23 @@ class OwnFiles(TextTask):
     def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
         # Half of Yahoo's questions only have a title, and some of Amazon's reviews have none.
         super().check_texts(texts, labelled=False)
+
+    def say_if_header(self, first: Sequence[str], counts: Counter[str], rows: int, path: str | os.PathLike) -> None:
+        """Warns if the first row looks like a header, because columns were given by number.
+
+        Args:
+            first: the labels of the first row.
+            counts, rows: how often each label occurs, and the number of rows.
+            path: the file.
+        """
+        alone = bool(first) and all(counts[label] == 1 for label in first) and rows > 2 * len(counts)
+        if alone and all(map(str.isdecimal, self.text_columns)):
+            _log.warning(
+                "%s: the label of its first row, %s, occurs in no other row: if the file has a header, give columns by "
+                "their names",
+                called(path),
+                shorten(", ".join(first)),
+            )
 
     def sources(self, row: Row) -> tuple[Hashable | None, ...]:
         """Takes the first text that is not empty: rows without a title are not from one source."""
@@ -100,10 +113,8 @@ class TextClassification(OwnFiles, Classification):
         """Refuses rows whose label joins several of the file's classes, such as GoEmotions' 2,5: it would be a class of
         its own. Warns if the first row looks like a header, and if labels do not look like classes."""
         counts = Counter(row.label for row in rows if row.label is not None)
-        self._say_if_header(rows, counts, path)
-        _say_if_spelled_twice(counts, path)
-        _say_if_missing(counts, path)
-        _say_if_no_classes(counts, path)
+        self.say_if_header([row.label for row in rows[:1]], counts, len(rows), path)
+        say_what_looks_wrong(counts, len(rows), path)
         kept, joined = [], {label for label in counts if _joins_classes(label, counts)}
         for row in rows:
             if row.label in joined:
@@ -114,17 +125,6 @@ class TextClassification(OwnFiles, Classification):
                 continue
             kept.append(row)
         return super().for_training(kept, path)
-
-    def _say_if_header(self, rows: Sequence[Row], counts: Counter[str], path: str | os.PathLike) -> None:
-        """Warns if the first row looks like a header, because columns were given by number."""
-        alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
-        if alone and all(map(str.isdecimal, self.text_columns)):
-            _log.warning(
-                "%s: the label of its first row, %s, occurs in no other row: if the file has a header, give columns by "
-                "their names",
-                called(path),
-                shorten(rows[0].label),
-            )
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:
@@ -161,56 +161,7 @@ def in_order(labels: Iterable[str]) -> list[str]:
     """The labels sorted, by value if all are numbers: then labels 0, 1, ... equal their class ids, as code that takes
     the argmax of the logits for the label expects."""
     labels = sorted(labels)
-    return sorted(labels, key=float) if all(map(_NUMBER.fullmatch, labels)) else labels
-
-
-def _say_if_spelled_twice(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of one class in two spellings."""
-    spellings: dict[str, str] = {}
-    for label in sorted(counts):
-        other = spellings.setdefault(_spelled(label), label)
-        if other != label:
-            same = "the same number" if _NUMBER.fullmatch(_spelled(label)) else "one word in two spellings"
-            _log.warning(
-                "%s: the labels %s and %s are %s, but are taken for two classes",
-                called(path),
-                shorten(other),
-                shorten(label),
-                same,
-            )
-            return
-
-
-def _say_if_missing(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of a class whose name is how programs write a missing value."""
-    missing = next((label for label in counts if label.lower() in ("null", "nan")), None)
-    if missing is not None:
-        _log.warning(
-            "%s: the label of %s is %s, which is taken for a class: leave such rows out if it means that there is none",
-            called(path),
-            counted(counts[missing], "row"),
-            missing,
-        )
-
-
-def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
-    """Warns of more than half as many labels as rows: it may be a task for regression, or the wrong column."""
-    rows = counts.total()
-    if rows >= MANY and 2 * len(counts) > rows:
-        _log.warning(
-            "%s: expected classes that occur in several rows, got %d labels in %d rows: text-regression estimates "
-            "numbers, and --label-column names another column",
-            called(path),
-            len(counts),
-            rows,
-        )
-
-
-def _spelled(label: str) -> str:
-    """One spelling for labels that people would take for the same."""
-    text = unicodedata.normalize("NFKC", label).casefold()
-    text = " ".join("".join(mark for mark in text if unicodedata.category(mark) != "Cf").split())
-    return str(float(text)) if _NUMBER.fullmatch(text.removeprefix("+")) else text
+    return sorted(labels, key=float) if all(map(NUMBER.fullmatch, labels)) else labels
 
 
 def _joins_classes(label: str, counts: Counter[str]) -> bool:
@@ -236,7 +187,7 @@ def named_class(label: Any, names: Sequence[str]) -> str | None:
     if number is not None and number < len(names):
         return names[number]
     # Without names, a number is a class like any word.
-    if not names or (isinstance(label, str) and (text in names or not _NUMBER.fullmatch(text))):
+    if not names or (isinstance(label, str) and (text in names or not NUMBER.fullmatch(text))):
         return text
     if text in NO_LABEL:
         return None

@@ -20,6 +20,7 @@ from .bad_rows import called
 from .base import Example, Row, class_names
 from .classification import CLASS_COLUMNS, class_scores
 from .files import shorten
+from .label_warnings import say_what_looks_wrong
 from .text_classification import BREAKS, OwnFiles, in_order, named_class
 
 if TYPE_CHECKING:
@@ -191,8 +192,13 @@ class TextMultilabel(OwnFiles):
         return (self.label_separator or ",").join(prediction)
 
     def for_training(self, rows: Sequence[Row], path) -> list[Row]:
-        """Warns of labels that are others with blanks between them."""
-        known = {label for row in rows for label in row.label or ()}
+        """Warns if the first row looks like a header, if labels do not look like classes, and of labels that are others
+        with blanks between them."""
+        counts = Counter(label for row in rows for label in row.label or ())
+        if self.label_columns is None:
+            self.say_if_header(rows[0].label or () if rows else (), counts, len(rows), path)
+            say_what_looks_wrong(counts, len(rows), path)
+        known = set(counts)
         joined = next((label for label in sorted(known) if " " in label and _joins(label.split(), known)), None)
         if joined is not None:
             _log.warning(

@@ -68,6 +68,23 @@ def test_zeros_and_ones_with_blanks_between_them_are_told(tmp_path, caplog):
     assert "the label '0 1 0' is several others with blanks between them" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("labels", "columns", "said"),
+    [
+        (["a,b", "A", "b", "a"], ("text",), "the labels A and a are one word in two spellings"),
+        (["a,b", "nan", "b", "a"], ("text",), "the label of 1 row is nan, which is taken for a class"),
+        ([f"{n},a{n}" for n in range(20)], ("text",), "got 40 labels in 20 rows: text-regression estimates numbers"),
+        (["tags", *["a,b", "b"] * 5], ("1",), "the label of its first row, tags, occurs in no other row"),
+        (["", "a,b", "b", "a"], ("text",), ""),
+    ],
+)
+def test_labels_that_look_wrong_are_told_as_in_text_classification(tmp_path, caplog, labels, columns, said):
+    rows = [Row(str(index), ("x",), TextMultilabel().parse(written)) for index, written in enumerate(labels)]
+    task_of(text_columns=columns).for_training(rows, tmp_path / "train.tsv")
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)
+
+
 def test_columns_of_labels_keep_their_capitals_below_a_text_column_with_one(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("ID,Text,Toxic,threat\nx,A,1,0\n")
