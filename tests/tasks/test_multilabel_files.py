@@ -147,6 +147,13 @@ def test_a_model_with_one_name_for_two_labels_is_refused():
         TextMultilabel().restore(config)
 
 
+def test_the_order_of_a_rows_labels_does_not_matter():
+    """In Python anybody can make rows."""
+    task = TextMultilabel(("a", "b"))
+    rows = [Row("0", ("x",), ("b", "a")), Row("1", ("x",), ["a"]), Row("2", ("x",), ())]
+    assert task.metric(rows, [("a", "b"), ("a",), ("b",)])["exact_match"] == pytest.approx(2 / 3)
+
+
 def test_the_constant_answer_is_the_one_with_the_best_micro_f1():
     """All rows have a and half have b: a alone has 2 * 4 / (6 + 4), both have 2 * 6 / (6 + 8)."""
     rows = [Row(str(index), ("x",), label) for index, label in enumerate([("a", "b"), ("a",), ("a", "b"), ("a",)])]
