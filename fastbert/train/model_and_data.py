@@ -186,14 +186,22 @@ def other_words(config: PretrainConfig, shards: ShardSet) -> str | None:
         return None
     if theirs is None:
         return None
-    words = {index: word for word, index in theirs.get_vocab().items() if not word.startswith("[unused")}
-    pairs = [(word, index) for word, index in ours.get_vocab().items() if words.get(index, word) != word]
+    places = theirs.get_vocab()
+    words = {index: word for word, index in places.items()}
+    # The unused places of a vocabulary may have got words, but none that it has elsewhere.
+    known = {index: word for index, word in words.items() if not word.startswith("[unused")}
+    pairs = [
+        (word, index)
+        for word, index in ours.get_vocab().items()
+        if known.get(index, word) != word or places.get(word, index) != index
+    ]
     if not pairs:
         return None
     word, index = min(pairs, key=lambda pair: pair[1])
+    there = words.get(index, "none")
     return (
         f"{config.model}: expected the vocabulary of the data, got one with other words for {len(pairs)} of "
-        f"{shards.manifest.vocab_size} ids ({index} is {word!r} in {shards.directory} and {words[index]!r} there), "
+        f"{shards.manifest.vocab_size} ids ({index} is {word!r} in {shards.directory} and {there!r} there), "
         "which are the words that the model has learned"
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +109,21 @@ def test_another_vocabulary_is_refused(saved):
         file.write("\n".join([*lines[:5], *reversed(lines[5:])]) + "\n")
     with pytest.raises(InputError, match=r"expected the vocabulary of the data, got one with other words for \d+ of"):
         score(config, "heldout")
+
+
+def test_a_vocabulary_whose_words_stand_where_the_models_has_unused_places_is_refused(saved):
+    """As google's have below 999, where a small vocabulary of the data has all of its words."""
+    config = saved(BertForPreTraining)
+    words = load_tokenizer(config.data).get_vocab()
+    lines = sorted(words, key=words.get)
+    path = Path(config.model) / "vocab.txt"
+    unused = [f"[unused{n}]" for n in range(len(lines))]
+    path.write_text("\n".join([lines[0], *unused[1:], *lines[1:]]) + "\n")
+    said = rf"words for {len(lines) - 1} of {len(lines)} ids \(1 is '{re.escape(lines[1])}' in .* and '\[unused1\]' th"
+    with pytest.raises(InputError, match=said):
+        score(config, "heldout")
+    path.write_text("\n".join([*lines[:-1], "[unused0]"]) + "\n")  # which the data gave a word
+    assert score(config, "heldout")["targets"]
 
 
 def test_data_without_held_out_documents(saved, prepared, tmp_path):
