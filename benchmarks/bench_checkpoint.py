@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from fastbert import BertConfig, BertForPreTraining, optim
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.tokenizer import train_wordpiece
 from fastbert.train import checkpoint
@@ -144,7 +144,7 @@ def measure_resume(size: str, home: Path, rounds: int) -> dict:
     texts = [(f"d{d}", [" ".join(words[(d + s + w) % 16] for w in range(9)) for s in range(30)]) for d in range(40)]
     data = home / "data"
     prepare(texts, train_wordpiece((s for _, text in texts for s in text), 100), data, num_workers=1)
-    samples = PretrainingConfig(max_seqlen=64)
+    samples = SampleConfig(max_seqlen=64)
     options = {"data": str(data), "model": size, "token_budget": 64, "save_every": 1000, "samples": samples}
     model = BertForPreTraining(BertConfig.from_name(size))  # the vocabulary of the named size, not the data's
     model.tokenizer_source = data

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from fastbert.data import builtin_corpus
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
@@ -52,7 +52,7 @@ def run(data: Path, options: argparse.Namespace, precision: str, seed: int) -> d
             eval_every=options.steps,
             save_every=options.steps,
             log_every=_LAST,
-            samples=PretrainingConfig(max_seqlen=64, seed=seed),
+            samples=SampleConfig(max_seqlen=64, seed=seed),
         )
         began = time.perf_counter()
         result = pretrain(config, quiet=True)

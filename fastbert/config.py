@@ -140,7 +140,7 @@ class BertConfig(ModelConfig):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """The objectives that it can be pre-trained with (`PretrainingConfig.objective`)."""
+        """The objectives that it can be pre-trained with (`SampleConfig.objective`)."""
         return ("causal",) if self.is_decoder else ("mlm",)
 
     @property

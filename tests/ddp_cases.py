@@ -10,7 +10,7 @@ import pretraining_runs
 import torch
 
 from fastbert import BertConfig
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.models import BertForPreTraining
 from fastbert.optim import AdamW, param_groups
 from fastbert.packing import PackedBatch
@@ -112,12 +112,12 @@ def eight_bits(world: distributed.World) -> dict[str, torch.Tensor]:
 
 def without_pairs(data: Path, out: Path, accumulate: int) -> PretrainConfig:
     """Of which the pooler and the next-sentence head get no gradient."""
-    samples = PretrainingConfig(max_seqlen=32, nsp=False)
+    samples = SampleConfig(max_seqlen=32, nsp=False)
     return pretraining_runs.config(data, out, steps=3, accumulate=accumulate, eval_every=3, samples=samples)
 
 
 def of_elmo(data: Path, out: Path, accumulate: int) -> PretrainConfig:
-    samples = PretrainingConfig(max_seqlen=32, objective="causal", nsp=False)
+    samples = SampleConfig(max_seqlen=32, objective="causal", nsp=False)
     options = {"model": "elmo-1x16x2", "steps": 2, "accumulate": accumulate, "samples": samples, "warmup": 0.0}
     return pretraining_runs.config(data, out, **options)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fastbert
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.train import checkpoint
 from fastbert.train.config import PretrainConfig
 from fastbert.train.metrics import from_line
@@ -52,7 +52,7 @@ def config(data: Path, out: Path, **changes) -> PretrainConfig:
         "save_every": 1000,
         "log_every": 1,
         "seed": 3,
-        "samples": PretrainingConfig(max_seqlen=32),
+        "samples": SampleConfig(max_seqlen=32),
     }
     return PretrainConfig(data=str(data), out=str(out), **{**options, **changes})
 

@@ -81,12 +81,12 @@ def _default_shares(directory: Path) -> str:
     """The realised shares of masks and pairs, with the default options, in the first shard of the training split."""
     from dataclasses import replace
 
-    from ..data.pretraining import PretrainingConfig, PretrainingData, realised_shares
+    from ..data.pretraining import PretrainingData, SampleConfig, realised_shares
     from ..data.shards import ShardSet
 
     whole = ShardSet.open(directory)
     manifest = replace(whole.manifest, splits={"train": whole.manifest.splits["train"][:1]})
     shards = ShardSet(whole.directory, "train", manifest)
-    config = PretrainingConfig(nsp=shards.num_documents > 1)
+    config = SampleConfig(nsp=shards.num_documents > 1)
     # One epoch of a small corpus is enough, and so are a million tokens of a large one.
     return str(realised_shares(PretrainingData(shards, config), max_tokens=min(1_000_000, shards.num_tokens)))

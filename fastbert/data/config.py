@@ -10,7 +10,7 @@ from ..options import check_choices, check_seed
 
 
 @dataclass(frozen=True)
-class PretrainingConfig:
+class SampleConfig:
     """How samples are made from sentences (Devlin et al. 2019, section 3.1)."""
 
     max_seqlen: int = 128

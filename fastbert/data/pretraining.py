@@ -16,7 +16,7 @@ from ..errors import DataError, InputError
 from ..packing import PackedBatch
 from ..wording import counted
 from . import randomness
-from .config import PretrainingConfig
+from .config import SampleConfig
 from .masking import Masker
 from .pairs import EpochPlan, plan_full_sentences, plan_pairs
 from .shards import ShardSet
@@ -32,7 +32,7 @@ class PretrainingData:
         config: how samples are made.
     """
 
-    def __init__(self, shards: ShardSet, config: PretrainingConfig) -> None:
+    def __init__(self, shards: ShardSet, config: SampleConfig) -> None:
         self.shards = shards
         self.config = config
         self._token_starts = np.concatenate([[0], np.cumsum(shards.sentence_lengths, dtype=np.int64)])

@@ -12,7 +12,7 @@ import torch
 
 from .. import hardware
 from ..data import builtin_corpus
-from ..data.config import PretrainingConfig
+from ..data.config import SampleConfig
 from ..data.prepare import prepare
 from ..data.pretraining import PretrainingData, realised_shares
 from ..data.shards import ShardSet
@@ -169,7 +169,7 @@ def _prepare(result: DemoResult) -> None:
 
 def _data(result: DemoResult) -> tuple[PretrainingData, PretrainingData]:
     """The training and the test documents; pre-training reads the validation documents itself."""
-    samples = PretrainingConfig(max_seqlen=result.recipe.max_seqlen)
+    samples = SampleConfig(max_seqlen=result.recipe.max_seqlen)
     return tuple(PretrainingData(ShardSet.open(result.out / name, "train"), samples) for name in ("data", "test"))
 
 
@@ -192,7 +192,7 @@ def _config(result: DemoResult, seed: int) -> PretrainConfig:
         save_every=recipe.steps,
         log_every=max(recipe.steps // 40, 1),
         seed=seed,
-        samples=PretrainingConfig(max_seqlen=recipe.max_seqlen),
+        samples=SampleConfig(max_seqlen=recipe.max_seqlen),
     )
 
 

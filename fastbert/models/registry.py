@@ -5,7 +5,7 @@ A new kind is an entry of `ARCHITECTURES`. Its configuration is a `ModelConfig`;
     from_name(name, *, vocab_size, pad_token_id, **values)   a named size
     hidden_size, num_hidden_layers, vocab_size                read by plans and figures
     max_position_embeddings                                   the longest sequence, or None if there is no limit
-    objectives                                                the `PretrainingConfig.objective`s that fit the model
+    objectives                                                the `SampleConfig.objective`s that fit the model
 
 and, if its arithmetic differs from BERT's, ``forward_flops(tokens, squares, predicted)`` (`train.flops`). Its models
 have the interface of `PreTrainedModel` and take a `PackedBatch`:

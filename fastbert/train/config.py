@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..data.config import PretrainingConfig
+from ..data.config import SampleConfig
 from ..errors import InputError
 from ..hardware import MOST_PROCESSES
 from ..options import check_above_zero, check_at_least_one, check_choices, check_seed, fitted_options
@@ -137,7 +137,7 @@ class PretrainConfig:
     """auto = continue from the newest valid checkpoint of --out, or start anew; or a checkpoint directory. With the
     same kernels and as many threads as before, the run ends with the same bits as one that was never interrupted. What
     differs from before, options too, is reported."""
-    samples: PretrainingConfig = field(default_factory=PretrainingConfig)
+    samples: SampleConfig = field(default_factory=SampleConfig)
     """How samples are made."""
     phases: tuple[Phase, ...] = ()
     """Phases with their own length, batch and rate (fastbert.train.phase_options); from a recipe or a YAML file."""
@@ -236,7 +236,7 @@ class PretrainConfig:
             raise InputError(f"{path}: expected phases to be a list of mappings of options, got {phases!r:.60}")
         return cls(
             **fitted_options(values, cls, path),
-            samples=PretrainingConfig(**fitted_options(samples, PretrainingConfig, f"{path}, samples")),
+            samples=SampleConfig(**fitted_options(samples, SampleConfig, f"{path}, samples")),
             phases=tuple(
                 Phase(**fitted_options(phase, Phase, f"{path}, phase {number}"))
                 for number, phase in enumerate(phases, 1)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..data.config import PretrainingConfig
+from ..data.config import SampleConfig
 from ..errors import InputError
 from ..wording import counted
 from .config import PretrainConfig
@@ -50,7 +50,7 @@ class RunPhase:
     lr: float
     own: Phase | None
 
-    def samples(self, config: PretrainingConfig) -> PretrainingConfig:
+    def samples(self, config: SampleConfig) -> SampleConfig:
         """The phase's sample options, given those of the run."""
         return dataclasses.replace(config, **self.changes)
 

@@ -10,7 +10,7 @@ import transformers
 from tokenizers import Tokenizer, processors
 
 from fastbert.data.bpe import save_bpe, train_bpe
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
@@ -102,12 +102,12 @@ def test_shards_of_it_are_read_from_left_to_right(files, tmp_path):
     shards = ShardSet.open(tmp_path / "data")
     special = special_ids(load_tokenizer(directory))
     assert special.cls == special.sep == special.pad == special.mask
-    data = PretrainingData(shards, PretrainingConfig(max_seqlen=64, objective="causal", nsp=False))
+    data = PretrainingData(shards, SampleConfig(max_seqlen=64, objective="causal", nsp=False))
     batch = data.collate(0, data.batches(0, 256)[0])
     assert set(batch.input_ids[batch.cu_seqlens[:-1].long()].tolist()) == {special.cls}
     assert shards.tokenizer().encode(TEXT[0]).ids == load_tokenizer(directory).encode(TEXT[0]).ids
     with pytest.raises(DataError, match=r"vocabulary with \[MASK\]"):
-        PretrainingData(shards, PretrainingConfig(max_seqlen=64))
+        PretrainingData(shards, SampleConfig(max_seqlen=64))
 
 
 def test_files_that_do_not_fit_are_named(files, tmp_path):

@@ -13,15 +13,15 @@ import torch
 
 from fastbert import PackedBatch
 from fastbert.data.budget import BatchShape, BudgetData, _round_up, fill_up, real
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
 from fastbert.errors import InputError
 
 CONFIGS = {
-    "pairs": PretrainingConfig(max_seqlen=64),
-    "runs": PretrainingConfig(max_seqlen=16, nsp=False, short_seq_prob=0.9),
-    "limited": PretrainingConfig(max_seqlen=48, max_predictions=3, seed=7),
+    "pairs": SampleConfig(max_seqlen=64),
+    "runs": SampleConfig(max_seqlen=16, nsp=False, short_seq_prob=0.9),
+    "limited": SampleConfig(max_seqlen=48, max_predictions=3, seed=7),
 }
 
 
@@ -70,7 +70,7 @@ def test_what_was_added_can_be_taken_away_again(data):
 
 def test_batches_are_a_function_of_seed_epoch_and_budget(small_numbered):
     def batches(seed, epoch, budget):
-        config = PretrainingConfig(max_seqlen=64, seed=seed)
+        config = SampleConfig(max_seqlen=64, seed=seed)
         return [b.tolist() for b in BudgetData(PretrainingData(small_numbered.shards, config), budget).batches(epoch)]
 
     first = batches(0, 2, 512)
@@ -78,7 +78,7 @@ def test_batches_are_a_function_of_seed_epoch_and_budget(small_numbered):
     for other in (batches(1, 2, 512), batches(0, 3, 512), batches(0, 2, 640)):
         assert other != first
     # Samples that come again in every epoch come with others, and in another order.
-    static = PretrainingConfig(max_seqlen=64, duplication=1)
+    static = SampleConfig(max_seqlen=64, duplication=1)
     packed = BudgetData(PretrainingData(small_numbered.shards, static), 512)
     one, two = (sorted(sorted(b.tolist()) for b in packed.batches(epoch)) for epoch in (0, 1))
     assert sorted(itertools.chain(*one)) == sorted(itertools.chain(*two))
@@ -86,7 +86,7 @@ def test_batches_are_a_function_of_seed_epoch_and_budget(small_numbered):
 
 
 def test_pads_are_few_and_batches_alike(numbered):
-    data = PretrainingData(numbered.shards, PretrainingConfig(max_seqlen=128, short_seq_prob=0.5))
+    data = PretrainingData(numbered.shards, SampleConfig(max_seqlen=128, short_seq_prob=0.5))
     packed = BudgetData(data, 4096)
     batches, lengths = packed.batches(0), data.lengths(0)
     # The last round of packs is not full: with n batches that alone may cost 1 / n.
@@ -98,7 +98,7 @@ def test_pads_are_few_and_batches_alike(numbered):
 
 
 def test_what_a_later_epoch_needs_more_goes_into_more_batches(small_numbered):
-    data = PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64))
+    data = PretrainingData(small_numbered.shards, SampleConfig(max_seqlen=64))
     packed = BudgetData(data, 512)
     tight = packed.shape
     packed._shape = BatchShape(tight.tokens, 11, 90, tight.max_seqlen)
@@ -110,7 +110,7 @@ def test_what_a_later_epoch_needs_more_goes_into_more_batches(small_numbered):
 
 def of_lengths(*epochs: list[int], budget: int = 512, **settings) -> BudgetData:
     """Batches of samples of these lengths in each epoch, of at most 64 tokens if ``settings`` say nothing else."""
-    config = PretrainingConfig(**{"max_seqlen": 64, **settings})
+    config = SampleConfig(**{"max_seqlen": 64, **settings})
     shards = SimpleNamespace(manifest=SimpleNamespace(special_ids=SimpleNamespace(pad=0)))
     lengths = [np.array(epoch) for epoch in epochs]
     data = SimpleNamespace(
@@ -175,7 +175,7 @@ def test_a_shape_is_a_little_more_than_the_first_epoch_needs():
 
 
 def test_in_a_loader_and_in_another_process(small_numbered):
-    data = BudgetData(PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64)), 512)
+    data = BudgetData(PretrainingData(small_numbered.shards, SampleConfig(max_seqlen=64)), 512)
     count = len(data.batches(0))
     here = make_loader(data, 512, start=(0, count - 1))
     there = make_loader(pickle.loads(pickle.dumps(data)), 512, start=(0, count - 1), num_workers=1)

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
 from fastbert.errors import DataError
@@ -18,7 +18,7 @@ BUDGET = 4096
 
 @pytest.fixture
 def data(small_numbered):
-    return PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=128))
+    return PretrainingData(small_numbered.shards, SampleConfig(max_seqlen=128))
 
 
 def assert_same(got, wanted):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastbert.data import randomness
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.masking import Masker
 from fastbert.data.pretraining import PretrainingData, realised_shares
 from fastbert.errors import InputError
@@ -229,13 +229,13 @@ def count_shares(data: PretrainingData, tokens: int) -> np.ndarray:
 
 @pytest.mark.parametrize("nsp", [True, False])
 def test_shares_on_real_text(book_shards, nsp):
-    counts = count_shares(PretrainingData(book_shards, PretrainingConfig(max_seqlen=128, nsp=nsp)), 1_000_000)
+    counts = count_shares(PretrainingData(book_shards, SampleConfig(max_seqlen=128, nsp=nsp)), 1_000_000)
     assert 100 * counts[1] / counts[0] == pytest.approx(15, abs=0.1)
     np.testing.assert_allclose(100 * counts[2:] / counts[1], [80, 10, 10], atol=0.3)
 
 
 def test_whole_words_of_real_shards(worded):
-    data = PretrainingData(worded, PretrainingConfig(max_seqlen=24, whole_word=True, mlm_probability=0.3))
+    data = PretrainingData(worded, SampleConfig(max_seqlen=24, whole_word=True, mlm_probability=0.3))
     vocabulary = {index: token for token, index in worded.tokenizer().get_vocab().items()}
     several = 0
     for sample_ids in data.batches(0, 2048):
@@ -256,7 +256,7 @@ def test_whole_words_of_real_shards(worded):
 
 def test_realised_shares_count_what_is_there(worded):
     """Five words in a hundred are unknown here; they count neither as maskable nor as predicted."""
-    data = PretrainingData(worded, PretrainingConfig(max_seqlen=64, duplication=1))
+    data = PretrainingData(worded, SampleConfig(max_seqlen=64, duplication=1))
     maskable, chosen, to_mask, to_random, kept = count_shares(data, 1)
     shares = realised_shares(data)
     assert (shares.maskable, shares.predicted) == (maskable, chosen)
@@ -283,4 +283,4 @@ def test_realised_shares_count_what_is_there(worded):
 )
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(InputError, match=f"^{next(iter(wrong))} must"):
-        PretrainingConfig(**wrong)
+        SampleConfig(**wrong)

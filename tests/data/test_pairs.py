@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pairs import plan_full_sentences, plan_pairs
 from fastbert.data.pretraining import PretrainingData
 from fastbert.errors import DataError
@@ -19,7 +19,7 @@ def starts_of(shards) -> tuple[np.ndarray, np.ndarray]:
 
 
 def samples_of(corpus, epoch=0, **options):
-    data = PretrainingData(corpus.shards, PretrainingConfig(**options))
+    data = PretrainingData(corpus.shards, SampleConfig(**options))
     return [
         sample
         for ids in data.batches(epoch, 8192, shuffle=False)
@@ -191,12 +191,12 @@ def test_random_partners_are_from_all_over_the_corpus(numbered):
 
 def test_one_document_has_no_random_partner(number_corpus):
     corpus = number_corpus([[5, 6, 7]])
-    data = PretrainingData(corpus.shards, PretrainingConfig())
+    data = PretrainingData(corpus.shards, SampleConfig())
     with pytest.raises(
         DataError, match=r"^next-sentence pairs .* at least 2 documents, got 1; nsp: false .--samples.no-nsp. makes"
     ):
         data.plan(0)
-    assert len(PretrainingData(corpus.shards, PretrainingConfig(nsp=False)).plan(0)) >= 1
+    assert len(PretrainingData(corpus.shards, SampleConfig(nsp=False)).plan(0)) >= 1
 
 
 @pytest.mark.parametrize("max_seqlen", [8, 64, 512])

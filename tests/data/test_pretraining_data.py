@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.manifest import Manifest, SpecialIds
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
@@ -43,9 +43,9 @@ def epoch_of(data: PretrainingData, epoch: int) -> list[tuple]:
 
 
 CONFIGS = {
-    "pairs": PretrainingConfig(max_seqlen=64),
-    "runs": PretrainingConfig(max_seqlen=64, nsp=False),
-    "limited": PretrainingConfig(max_seqlen=64, max_predictions=3, seed=7),
+    "pairs": SampleConfig(max_seqlen=64),
+    "runs": SampleConfig(max_seqlen=64, nsp=False),
+    "limited": SampleConfig(max_seqlen=64, max_predictions=3, seed=7),
 }
 
 
@@ -117,7 +117,7 @@ def test_pickling_keeps_the_path_alone(numbered):
 
 def test_epochs_and_seeds_differ(small_numbered):
     data = PretrainingData(small_numbered.shards, CONFIGS["pairs"])
-    other = PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64, seed=1))
+    other = PretrainingData(small_numbered.shards, SampleConfig(max_seqlen=64, seed=1))
     first = {str(sample) for sample in epoch_of(data, 0)}
     for again in (epoch_of(data, 1), epoch_of(other, 0), epoch_of(other, 1)):
         assert not first & {str(sample) for sample in again}
@@ -131,14 +131,14 @@ def test_epochs_and_seeds_differ(small_numbered):
 
 @pytest.mark.parametrize("duplication", [1, 3])
 def test_static_samples_come_back_after_so_many_epochs(small_numbered, duplication):
-    config = PretrainingConfig(max_seqlen=64, duplication=duplication)
+    config = SampleConfig(max_seqlen=64, duplication=duplication)
     data = PretrainingData(small_numbered.shards, config)
     epochs = [epoch_of(data, epoch) for epoch in range(2 * duplication + 1)]
     for epoch, samples in enumerate(epochs):
         assert samples == epochs[epoch % duplication]
     assert len({str(samples) for samples in epochs}) == duplication
     # Version by version the samples are those of the dynamic epochs; only their order goes on changing.
-    dynamic = PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64))
+    dynamic = PretrainingData(small_numbered.shards, SampleConfig(max_seqlen=64))
     assert epochs[duplication - 1] == epoch_of(dynamic, duplication - 1)
     orders = [np.concatenate(data.batches(epoch, 2048)).tolist() for epoch in (0, duplication)]
     assert orders[0] != orders[1]
@@ -163,7 +163,7 @@ def test_batches_hold_each_sample_once_within_the_budget(small_numbered, budget,
 @pytest.mark.parametrize("max_seqlen", [64, 128])
 def test_budgets_are_filled(numbered, max_seqlen):
     budget = 32 * max_seqlen
-    data = PretrainingData(numbered.shards, PretrainingConfig(max_seqlen=max_seqlen))
+    data = PretrainingData(numbered.shards, SampleConfig(max_seqlen=max_seqlen))
     batches = data.batches(0, budget)
     fill = [data.lengths(0)[batch].sum() / budget for batch in batches]
     assert len(fill) > 30
@@ -181,6 +181,6 @@ def test_a_split_without_text_is_refused(tmp_path):
     manifest = Manifest(100, SpecialIds(0, 1, 2, 3, 4), "0" * 64, {"train": ()}, {})
     (tmp_path / "manifest.json").write_text(manifest.dumps())
     for nsp in (True, False):
-        data = PretrainingData(ShardSet.open(tmp_path), PretrainingConfig(nsp=nsp))
+        data = PretrainingData(ShardSet.open(tmp_path), SampleConfig(nsp=nsp))
         with pytest.raises(DataError, match=r"expected at least one sentence in split .train., got none$"):
             data.batches(0, 1000)

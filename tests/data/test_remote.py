@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fastbert.data import remote
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
@@ -55,7 +55,7 @@ def assert_same_batches(ours, theirs, count=12, **options):
 
 
 def test_batches_are_those_of_the_directory(elsewhere, small_numbered, tmp_path, fetched):
-    config = PretrainingConfig(max_seqlen=128)
+    config = SampleConfig(max_seqlen=128)
     shards = ShardSet.open(elsewhere, cache=tmp_path)
     assert len(shards.tokens) > 3
     assert not [name for name in fetched if name.endswith(".bin")], "shards wait until they are needed"
@@ -71,7 +71,7 @@ def test_batches_are_those_of_the_directory(elsewhere, small_numbered, tmp_path,
 
 def test_workers_read_it_too(elsewhere, small_numbered, tmp_path):
     """Forked ones see this process's memory://."""
-    config = PretrainingConfig(max_seqlen=128)
+    config = SampleConfig(max_seqlen=128)
     data = PretrainingData(ShardSet.open(elsewhere, cache=tmp_path), config)
     assert_same_batches(data, PretrainingData(small_numbered.shards, config), 6, num_workers=1)
 
@@ -85,7 +85,7 @@ def test_the_cache_stays_within_its_limit(elsewhere, small_numbered, tmp_path, f
     sizes = [tokens.nbytes for tokens in small_numbered.shards.tokens]
     limit = 2 * max(sizes) + 10
     assert sum(sizes) > limit
-    shards, config = ShardSet.open(elsewhere, cache=tmp_path, cache_limit=limit), PretrainingConfig(max_seqlen=128)
+    shards, config = ShardSet.open(elsewhere, cache=tmp_path, cache_limit=limit), SampleConfig(max_seqlen=128)
     for first in range(0, shards.num_sentences, 7):
         end = int(shards.document_starts[shards.document_starts > first][0])
         assert (shards.gather(first, end) == small_numbered.shards.gather(first, end)).all()

@@ -10,7 +10,7 @@ import pytest
 
 from fastbert.data import pairs, ranks
 from fastbert.data.budget import BudgetData
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.manifest import Manifest, SpecialIds
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shard_writer import ShardWriter
@@ -41,7 +41,7 @@ def test_memory_is_less_than_the_shards(tmp_path, monkeypatch, nsp):
     tracemalloc.start()
     try:
         shards = ShardSet.open(tmp_path)
-        data = PretrainingData(shards, PretrainingConfig(max_seqlen=128, nsp=nsp))
+        data = PretrainingData(shards, SampleConfig(max_seqlen=128, nsp=nsp))
         batches = data.batches(0, 4096)
         for ids in batches[:20]:
             data.collate(0, ids)
@@ -60,7 +60,7 @@ def test_memory_is_less_than_the_shards(tmp_path, monkeypatch, nsp):
 @pytest.mark.parametrize("nsp", [True, False])
 def test_the_plan_does_not_depend_on_what_is_looked_at_together(small_numbered, monkeypatch, nsp):
     def plan():
-        return PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64, nsp=nsp)).plan(1)
+        return PretrainingData(small_numbered.shards, SampleConfig(max_seqlen=64, nsp=nsp)).plan(1)
 
     whole = plan()
     for chunk in (1, 30, 500):
@@ -86,7 +86,7 @@ def dealt(data: PretrainingData, budget: int, world_size: int, epoch: int = 0) -
 def test_each_sample_once_over_all_ranks_and_nobody_starves(tmp_path, world_size, max_tokens):
     """Batches are dealt, not shards: with fewer shards than ranks, or uneven ones, all have as many batches."""
     shards = write(tmp_path, 60, max_tokens)
-    data = PretrainingData(shards, PretrainingConfig(max_seqlen=64))
+    data = PretrainingData(shards, SampleConfig(max_seqlen=64))
     shares = dealt(data, 512, world_size)
     seen = np.concatenate([ids for share in shares for ids in share])
     assert sorted(seen.tolist()) == list(range(len(data.lengths(0))))
@@ -104,7 +104,7 @@ def test_balance_by_hand():
 @pytest.mark.parametrize("world_size", [2, 8])
 def test_ranks_have_the_same_amount_of_work(tmp_path, world_size):
     """Over an epoch within 1 % as batches come; packed to the budget, in each step too."""
-    data = PretrainingData(write(tmp_path, 1000, 1 << 20), PretrainingConfig(max_seqlen=128))
+    data = PretrainingData(write(tmp_path, 1000, 1 << 20), SampleConfig(max_seqlen=128))
     lengths = data.lengths(0)
     whole, step = ranks.balance([int(lengths[ids].sum()) for ids in data.batches(0, 4096)], world_size)
     packed_whole, packed_step = ranks.balance(

@@ -14,7 +14,7 @@ import torch
 
 from fastbert import BertForPreTraining
 from fastbert.data import builtin_corpus
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.demo import families, run
@@ -146,7 +146,7 @@ def test_the_vocabulary_is_of_the_training_documents_alone(documents, tmp_path, 
 
 
 def test_the_figures_are_of_the_test_documents(tiny):
-    samples = PretrainingConfig(max_seqlen=tiny.recipe.max_seqlen)
+    samples = SampleConfig(max_seqlen=tiny.recipe.max_seqlen)
     testing = PretrainingData(ShardSet.open(tiny.out / "test", "train"), samples)
     assert tiny.test["tokens"] == sum(int(testing.lengths(epoch).sum()) for epoch in range(3))
 

@@ -14,7 +14,7 @@ import torch
 
 from fastbert import BertConfig, optim
 from fastbert.data import builtin_corpus
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
@@ -36,7 +36,7 @@ def data(tmp_path_factory) -> PretrainingData:
     documents = list(islice(builtin_corpus.documents(), 300))
     directory = tmp_path_factory.mktemp("convergence") / "data"
     prepare(documents, train_wordpiece((s for _, text in documents for s in text), 1000), directory)
-    return PretrainingData(ShardSet.open(directory), PretrainingConfig(max_seqlen=48, nsp=False))
+    return PretrainingData(ShardSet.open(directory), SampleConfig(max_seqlen=48, nsp=False))
 
 
 def padded(batch) -> dict[str, torch.Tensor]:

@@ -86,7 +86,7 @@ def spoil(model, at: int):
 
 
 def test_in_a_run(data, tmp_path, capsys):
-    from fastbert.data.config import PretrainingConfig
+    from fastbert.data.config import SampleConfig
     from fastbert.data.pretraining import PretrainingData
     from fastbert.data.shards import ShardSet
     from fastbert.train.model_and_data import build_model
@@ -94,7 +94,7 @@ def test_in_a_run(data, tmp_path, capsys):
     shown = {}
     for name, sigma in (("off", None), ("on", 6.0)):
         config = runs.config(data, tmp_path / name, steps=14, spike_sigma=sigma, spike_window=8, eval_every=1000)
-        opened = PretrainingData(ShardSet.open(data), PretrainingConfig(max_seqlen=32))
+        opened = PretrainingData(ShardSet.open(data), SampleConfig(max_seqlen=32))
         model = build_model(config, opened)
         callback, held = spoil(model, at=10)
         result = pretrain(config, model=model, callbacks=[callback])

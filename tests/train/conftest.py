@@ -11,7 +11,7 @@ import torch
 import zero_cases
 
 from fastbert import BertConfig
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
 from fastbert.data.tokenizer import train_wordpiece
@@ -94,7 +94,7 @@ def recipe(prepared, tiny_model, tmp_path):
             "eval_tokens": 400,
             "save_every": 1000,
             "log_every": 1,
-            "samples": PretrainingConfig(max_seqlen=32),
+            "samples": SampleConfig(max_seqlen=32),
         }
         return PretrainConfig(**{**base, **changes})
 

@@ -13,7 +13,7 @@ from pretraining_runs import assert_same_run
 
 from fastbert import BertConfig, BertForPreTraining, GPTForPreTraining
 from fastbert.data.budget import BudgetData, real
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData, next_tokens, realised_shares
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
@@ -23,7 +23,7 @@ from fastbert.train.metrics import read_metrics
 from fastbert.train.model_and_data import build_model
 from fastbert.train.pretrain import pretrain
 
-CAUSAL = PretrainingConfig(max_seqlen=32, objective="causal", nsp=False)
+CAUSAL = SampleConfig(max_seqlen=32, objective="causal", nsp=False)
 
 
 def test_next_tokens_worked_by_hand():
@@ -37,7 +37,7 @@ def test_next_tokens_worked_by_hand():
 @pytest.mark.parametrize("nsp", [False, True])
 def test_a_causal_batch_has_the_text_itself_and_every_next_word(prepared, nsp):
     masked, causal = (
-        PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32, nsp=nsp, objective=objective))
+        PretrainingData(ShardSet.open(prepared), SampleConfig(max_seqlen=32, nsp=nsp, objective=objective))
         for objective in ("mlm", "causal")
     )
     samples = np.arange(5)
@@ -110,7 +110,7 @@ def test_a_gpt_learns_in_the_same_loop_and_resumes_to_the_bit(recipe, tmp_path, 
 
 def test_what_a_gpt_cannot_do_is_said_before_anything_is_written(recipe, tmp_path):
     for changes, said in (
-        ({"samples": PretrainingConfig(max_seqlen=32, nsp=False)}, "expected objective causal"),
+        ({"samples": SampleConfig(max_seqlen=32, nsp=False)}, "expected objective causal"),
         ({"samples": dataclasses.replace(CAUSAL, nsp=True)}, "set nsp false"),
         ({"samples": CAUSAL, "init": "small"}, "init small is only for a BERT"),
         ({"samples": CAUSAL, "position_embedding_type": "sinusoidal"}, "sinusoidal is only for a BERT"),
@@ -126,7 +126,7 @@ def test_what_a_gpt_cannot_do_is_said_before_anything_is_written(recipe, tmp_pat
 )
 def test_data_and_model_must_have_one_objective(recipe, tiny_model, tmp_path, objective, decoder, said):
     model = BertForPreTraining.from_pretrained(tiny_model, is_decoder=decoder)
-    config = recipe(samples=PretrainingConfig(max_seqlen=32, objective=objective, nsp=False))
+    config = recipe(samples=SampleConfig(max_seqlen=32, objective=objective, nsp=False))
     with pytest.raises(InputError, match=said):
         pretrain(config, model=model, data=PretrainingData(ShardSet.open(config.data), config.samples), quiet=True)
     assert not (tmp_path / "run").exists()
@@ -134,7 +134,7 @@ def test_data_and_model_must_have_one_objective(recipe, tiny_model, tmp_path, ob
 
 def test_sentence_pairs_need_two_token_types(recipe, tiny_model, tmp_path):
     model = BertForPreTraining(BertConfig.from_pretrained(tiny_model, type_vocab_size=1))
-    config = recipe(samples=PretrainingConfig(max_seqlen=32))
+    config = recipe(samples=SampleConfig(max_seqlen=32))
     data = PretrainingData(ShardSet.open(config.data), config.samples)
     with pytest.raises(InputError, match="needs two token types, got one with type_vocab_size 1: set nsp false"):
         pretrain(config, model=model, data=data, quiet=True)
@@ -144,9 +144,9 @@ def test_sentence_pairs_need_two_token_types(recipe, tiny_model, tmp_path):
 def test_options_that_mask_do_not_go_with_it(prepared):
     for wrong in ({"whole_word": True}, {"max_predictions": 3}):
         with pytest.raises(InputError, match="masks none"):
-            PretrainingConfig(objective="causal", **wrong)
+            SampleConfig(objective="causal", **wrong)
     with pytest.raises(InputError, match="objective must be"):
-        PretrainingConfig(objective="clm")
+        SampleConfig(objective="clm")
     with pytest.raises(InputError, match="objective mlm"):
         realised_shares(PretrainingData(ShardSet.open(prepared), CAUSAL))
 

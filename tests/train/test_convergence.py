@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastbert import BertConfig, ops, optim
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
@@ -40,7 +40,7 @@ def data(tmp_path_factory) -> PretrainingData:
     directory = tmp_path_factory.mktemp("convergence") / "data"
     tokenizer = train_wordpiece((s for _, sentences in documents for s in sentences), 120)
     prepare(documents, tokenizer, directory)
-    return PretrainingData(ShardSet.open(directory), PretrainingConfig(max_seqlen=32))
+    return PretrainingData(ShardSet.open(directory), SampleConfig(max_seqlen=32))
 
 
 def _padded(batch):

@@ -162,11 +162,11 @@ def test_another_number_of_processes_goes_on_with_the_run(runs, tmp_path):
 def test_ranks_get_the_batches_of_the_global_order(runs):
     _, directory = runs
     _, state = pretraining_runs.checkpoint_of(directory / "run", 3)
-    from fastbert.data.config import PretrainingConfig
+    from fastbert.data.config import SampleConfig
     from fastbert.data.pretraining import PretrainingData
     from fastbert.data.shards import ShardSet
 
-    data = PretrainingData(ShardSet.open(directory / "data"), PretrainingConfig(max_seqlen=32))
+    data = PretrainingData(ShardSet.open(directory / "data"), SampleConfig(max_seqlen=32))
     assert tuple(state["place"]) == ranks.after(lambda epoch: len(data.batches(epoch, 256)), (0, 0), 18)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastbert.data.characters import character_table
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.elmo_config import ElmoConfig
@@ -21,7 +21,7 @@ from fastbert.train.evaluation import evaluate
 from fastbert.train.plan import make_plan
 from fastbert.train.pretrain import pretrain
 
-SAMPLES = PretrainingConfig(max_seqlen=32, objective="causal", nsp=False)
+SAMPLES = SampleConfig(max_seqlen=32, objective="causal", nsp=False)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def test_a_run_goes_on_from_a_model(data, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"samples": PretrainingConfig(max_seqlen=32, nsp=False)}, "objective mlm"),
+        ({"samples": SampleConfig(max_seqlen=32, nsp=False)}, "objective mlm"),
         (
-            {"samples": PretrainingConfig(max_seqlen=32, objective="causal")},
+            {"samples": SampleConfig(max_seqlen=32, objective="causal")},
             "of type elmo predicts nothing: set nsp false",
         ),
         ({"cuda_graph": "on"}, "the layers of a ElmoForPreTraining read the lengths of sequences on the host"),

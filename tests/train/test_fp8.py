@@ -11,7 +11,7 @@ from levels import needs_eight_bits
 from pretraining_runs import assert_same_run, checkpoint_of
 
 from fastbert import BertForPreTraining, GPT2Config, GPTConfig, GPTForPreTraining, PackedBatch, fp8, optim
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import BackendError, CheckpointError, InputError
@@ -23,7 +23,7 @@ from fastbert.train.pretrain import pretrain
 
 @pytest.fixture(scope="module")
 def batches(prepared):
-    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    data = PretrainingData(ShardSet.open(prepared), SampleConfig(max_seqlen=32))
     return [data.collate(0, ids) for ids in data.batches(0, 160)[:4]]
 
 

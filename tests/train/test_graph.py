@@ -16,7 +16,7 @@ from pretraining_runs import assert_same_run, checkpoint_of
 
 from fastbert import BertConfig, BertForPreTraining, optim
 from fastbert.data.budget import BudgetData, real
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
@@ -32,7 +32,7 @@ LR = 2e-3
 
 @pytest.fixture(scope="module")
 def data(prepared) -> BudgetData:
-    return BudgetData(PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32)), 160)
+    return BudgetData(PretrainingData(ShardSet.open(prepared), SampleConfig(max_seqlen=32)), 160)
 
 
 def build(directory, on_device: bool, precision: str = "fp32", dropout: float = 0.1, **options) -> LocalEngine:

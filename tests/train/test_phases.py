@@ -8,7 +8,7 @@ import pretraining_runs as runs
 import pytest
 
 from fastbert.cli.main import main
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
@@ -341,9 +341,7 @@ def test_the_phases_data_are_not_those_of_the_epoch_before(data, whole):
 
 def test_a_phase_begins_with_the_first_batch_of_its_epoch(data, whole):
     """Wherever in the epoch the phase before it ended."""
-    source = BatchSource(
-        two_phases(data, whole), PretrainingData(ShardSet.open(data), PretrainingConfig()), World(), False
-    )
+    source = BatchSource(two_phases(data, whole), PretrainingData(ShardSet.open(data), SampleConfig()), World(), False)
     source.place = (2, 5)
     source.next_epoch()
     assert source.place == (3, 0)
@@ -385,5 +383,5 @@ def test_a_phase_that_does_not_fit_is_refused_before_the_run(data, tmp_path):
 
 def test_new_models_have_positions_for_the_longest_phase(data):
     config = PretrainConfig(model="1x32x2", phases=(Phase(steps=1, max_seqlen=600), Phase(steps=1)))
-    pretraining = PretrainingData(ShardSet.open(data), PretrainingConfig())
+    pretraining = PretrainingData(ShardSet.open(data), SampleConfig())
     assert build_model(config, pretraining).config.max_position_embeddings == 600

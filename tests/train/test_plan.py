@@ -12,7 +12,7 @@ import torch
 
 from fastbert import BertConfig
 from fastbert.cli.main import main
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.errors import InputError
 from fastbert.train import plan, plan_text, recipes
 from fastbert.train.config import PretrainConfig
@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 def small(data, **changes) -> PretrainConfig:
     options = {
         "model": "4x64x2", "token_budget": 512, "accumulate": 3, "steps": 6, "log_every": 10**9,
-        "samples": PretrainingConfig(max_seqlen=64),
+        "samples": SampleConfig(max_seqlen=64),
     }  # fmt: skip
     return runs.config(data, Path("nowhere"), **{**options, **changes})
 

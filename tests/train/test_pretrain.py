@@ -15,7 +15,7 @@ import torch
 from pretraining_runs import stop_after
 
 from fastbert import BertForPreTraining, rng
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
@@ -80,7 +80,7 @@ def test_tensorboard_holds_the_rows(recipe):
 def test_logged_figures_are_those_of_the_model(recipe, prepared, tiny_model):
     """The first step's loss and norm, worked out again from the model and the first batch."""
     result = pretrain(recipe(steps=1, warmup=0.0), quiet=True)
-    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    data = PretrainingData(ShardSet.open(prepared), SampleConfig(max_seqlen=32))
     batch = next(make_loader(data, 160))[2]
     model = BertForPreTraining.from_pretrained(tiny_model).eval()
     out = model(batch)
@@ -97,7 +97,7 @@ def test_logged_figures_are_those_of_the_model(recipe, prepared, tiny_model):
 def test_the_best_model_is_saved_and_scores_what_was_said(recipe, prepared):
     result = pretrain(recipe(steps=6, eval_every=2, warmup=0.0), quiet=True)
     model = BertForPreTraining.from_pretrained(result.model_dir)
-    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
+    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), SampleConfig(max_seqlen=32))
     again = evaluate(model, heldout, max_tokens=400)
     assert again["mlm_loss"] == pytest.approx(result.heldout["mlm_loss"], rel=1e-6)
     assert again["nsp_loss"] == pytest.approx(result.heldout["nsp_loss"], rel=1e-6)
@@ -127,7 +127,7 @@ def test_the_best_is_by_both_losses_and_its_checkpoint_stays(recipe, monkeypatch
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_evaluation_against_plain_sums(recipe, prepared, tiny_model, epochs):
     """Every figure of an evaluation, sample by sample in padded form and with Python's own counting."""
-    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
+    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), SampleConfig(max_seqlen=32))
     model = BertForPreTraining.from_pretrained(tiny_model).eval()
     got = evaluate(model, heldout, epochs=epochs)
     samples = [(epoch, sample) for epoch in range(epochs) for sample in range(len(heldout.lengths(epoch)))]
@@ -176,7 +176,7 @@ class _SameSamples(PretrainingData):
 
 @pytest.mark.parametrize("nsp", [True, False])
 def test_accumulated_gradients_are_those_of_one_batch(recipe, prepared, tmp_path, nsp):
-    samples = PretrainingConfig(max_seqlen=32, nsp=nsp)
+    samples = SampleConfig(max_seqlen=32, nsp=nsp)
     found = []
     for accumulate in (1, 2):
         data = _SameSamples(ShardSet.open(prepared), samples)
@@ -229,7 +229,7 @@ def test_bf16_autocast_keeps_float32_weights_and_learns_the_same(recipe, tmp_pat
 
 def test_a_run_in_bf16_is_evaluated_in_bf16(recipe, prepared):
     result = pretrain(recipe(precision="bf16", steps=1, eval_every=1), quiet=True)
-    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
+    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), SampleConfig(max_seqlen=32))
     model = BertForPreTraining.from_pretrained(result.model_dir)
     with torch.autocast("cpu", torch.bfloat16):
         expected = evaluate(model, heldout, max_tokens=400)
@@ -239,7 +239,7 @@ def test_a_run_in_bf16_is_evaluated_in_bf16(recipe, prepared):
 
 def test_recomputed_activations_give_the_same_bits(prepared, tiny_model):
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    data = PretrainingData(ShardSet.open(prepared), SampleConfig(max_seqlen=32))
     batch = next(make_loader(data, 320))[2]
     gradients = []
     for recompute in (False, True):
@@ -267,7 +267,7 @@ def test_activation_checkpointing_option_changes_nothing(recipe, tmp_path):
 
 @pytest.mark.parametrize("epochs", [2, 1.5])
 def test_epochs_are_passes(recipe, prepared, epochs):
-    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    data = PretrainingData(ShardSet.open(prepared), SampleConfig(max_seqlen=32))
     batches = [len(data.batches(epoch, 320)) for epoch in (0, 1)]
     result = pretrain(recipe(steps=None, epochs=epochs, token_budget=320, log_every=100), quiet=True)
     assert result.steps == round(batches[0] + (epochs - 1) * batches[1])
@@ -276,7 +276,7 @@ def test_epochs_are_passes(recipe, prepared, epochs):
 
 
 def test_ranks_share_the_steps_of_an_epoch(recipe, prepared):
-    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    data = PretrainingData(ShardSet.open(prepared), SampleConfig(max_seqlen=32))
     config = recipe(steps=None, epochs=1, token_budget=64, accumulate=2)
     batches = len(data.batches(0, 64))
     for size in (1, 3):
@@ -350,7 +350,7 @@ def test_the_clock_leads_a_run_of_steps_after_the_first_twentieth_of_its_time(re
 
 
 def test_a_run_without_any_mlm_target_trains_the_pairs(recipe):
-    samples = PretrainingConfig(max_seqlen=16, mlm_probability=0.0)
+    samples = SampleConfig(max_seqlen=16, mlm_probability=0.0)
     result = pretrain(recipe(steps=3, samples=samples, warmup=0.0), quiet=True)
     rows = [row for row in result.history if row["kind"] == "train"]
     assert [row["loss"] for row in rows] == pytest.approx([row["nsp_loss"] for row in rows])

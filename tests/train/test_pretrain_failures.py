@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pretraining_runs
 import pytest
 
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.tokenizer import train_wordpiece
 from fastbert.errors import CheckpointError, DataError
@@ -39,7 +39,7 @@ def test_a_single_document_is_refused_before_anything_is_written(recipe, tmp_pat
 
 def test_two_short_documents_train(recipe, tmp_path):
     data = small(tmp_path / "data", [2, 2])
-    samples = PretrainingConfig(max_seqlen=32, nsp=False)
+    samples = SampleConfig(max_seqlen=32, nsp=False)
     result = pretrain(recipe(data=str(data), model="1x32x2", steps=2, samples=samples), quiet=True)
     assert (result.steps, (result.model_dir / "config.json").exists()) == (2, True)
 

@@ -14,7 +14,7 @@ import torch
 from fastbert import BertConfig, BertForPreTraining
 from fastbert.cli import pretrain as command
 from fastbert.cli.main import main
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.errors import CheckpointError, DataError, FastbertError, InputError
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.train import pretrain as module
@@ -26,7 +26,7 @@ from fastbert.train.pretrain import pretrain
 def test_yaml_gives_back_every_option(tmp_path):
     config = PretrainConfig(
         data="DATA", out="a: b", steps=7, max_minutes=1.5, betas=(0.8, 0.95), eps=1e-12, dropout=None, precision="bf16",
-        samples=PretrainingConfig(max_seqlen=64, mask_mix=(1.0, 0.0, 0.0), duplication=3, nsp=False),
+        samples=SampleConfig(max_seqlen=64, mask_mix=(1.0, 0.0, 0.0), duplication=3, nsp=False),
     )  # fmt: skip
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml())
@@ -89,7 +89,7 @@ def test_yaml_that_does_not_fit_is_one_sentence(tmp_path, text, said):
         (PretrainConfig, {"optimizer": "sgd"}, "optimizer must be one of adamw, lamb, got 'sgd'"),
         (Phase, {"steps": 1, "schedule": "step"}, "schedule must be one of linear, poly, constant, none, got 'step'"),
         (FinetuneConfig, {"precision": "fp64"}, "precision must be one of fp32, bf16, fp16, got 'fp64'"),
-        (PretrainingConfig, {"objective": "clm"}, "objective must be one of mlm, causal, got 'clm'"),
+        (SampleConfig, {"objective": "clm"}, "objective must be one of mlm, causal, got 'clm'"),
     ],
 )
 def test_a_word_is_one_of_those_that_the_type_lists(kind, options, said):
@@ -134,14 +134,14 @@ def test_counts_of_samples_that_make_no_sense(name):
     """numpy holds no more than 64 bits."""
     for value in (0, 10**20):
         with pytest.raises(InputError, match=rf"{name} must be at least 1 and below 2\^63, or none, got {value}"):
-            PretrainingConfig(**{name: value})
+            SampleConfig(**{name: value})
 
 
 def test_a_seed_of_more_than_64_bits():
     for seed in (1 << 64, -(1 << 63) - 1):
         with pytest.raises(InputError, match="seed must fit in 64 bits"):
-            PretrainingConfig(seed=seed)
-    assert PretrainConfig(seed=(1 << 64) - 1).seed == PretrainingConfig(seed=(1 << 64) - 1).seed
+            SampleConfig(seed=seed)
+    assert PretrainConfig(seed=(1 << 64) - 1).seed == SampleConfig(seed=(1 << 64) - 1).seed
 
 
 def test_steps_and_epochs_together():
@@ -170,7 +170,7 @@ def test_the_command_line_wins_over_the_file(tmp_path, called, capsys):
     assert main(["pretrain", f"--config={path}", "--out", "RUN"]) == 2
     first, second = called
     assert (first.lr, first.steps, first.accumulate) == (1e-4, 3, 8)
-    assert first.samples == PretrainingConfig(max_seqlen=32, whole_word=True)
+    assert first.samples == SampleConfig(max_seqlen=32, whole_word=True)
     assert type(first) is PretrainConfig
     assert second == dataclasses.replace(PretrainConfig.from_yaml(path), out="RUN")
 
@@ -226,7 +226,7 @@ def test_no_place_to_write(recipe, tmp_path):
 
 
 def test_samples_longer_than_the_positions(recipe):
-    refused(recipe(samples=PretrainingConfig(max_seqlen=64)), InputError, "max_seqlen 64 .* max_position_embeddings 48")
+    refused(recipe(samples=SampleConfig(max_seqlen=64)), InputError, "max_seqlen 64 .* max_position_embeddings 48")
 
 
 def test_positions_that_a_models_weights_do_not_have(recipe, tmp_path):
@@ -327,7 +327,7 @@ def test_documents_that_make_no_sample(recipe, prepared):
         def lengths(self, epoch):
             return super().lengths(epoch)[:0]
 
-    data = Empty(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    data = Empty(ShardSet.open(prepared), SampleConfig(max_seqlen=32))
     refused(recipe(), InputError, "make no sample", data=data)
 
 

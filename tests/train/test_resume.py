@@ -18,7 +18,7 @@ import torch
 
 import fastbert
 from fastbert import _native
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
@@ -198,8 +198,8 @@ def test_a_checkpoint_of_another_model_is_refused(data, whole, tmp_path, changes
     [
         ({"optimizer": "lamb"}, "expected the optimiser that it was trained with, adamw, .* got lamb"),
         ({"token_budget": 320}, "expected the token_budget that it was trained with, 256, .* got 320"),
-        ({"samples": PretrainingConfig(max_seqlen=32, seed=4)}, "expected the samples.seed .* 0, .* got 4"),
-        ({"samples": PretrainingConfig(max_seqlen=24)}, "expected the samples.max_seqlen .* 32, .* got 24"),
+        ({"samples": SampleConfig(max_seqlen=32, seed=4)}, "expected the samples.seed .* 0, .* got 4"),
+        ({"samples": SampleConfig(max_seqlen=24)}, "expected the samples.max_seqlen .* 32, .* got 24"),
     ],
 )
 def test_a_checkpoint_of_other_batches_is_refused(data, whole, tmp_path, changes, sentence):
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_deepspeed_is_refused_without_it(data, whole, tmp_path):
 
 
 def test_a_checkpoint_of_other_text_is_refused(data, whole, tmp_path):
-    other = PretrainingData(ShardSet.open(data, "heldout"), PretrainingConfig(max_seqlen=32))
+    other = PretrainingData(ShardSet.open(data, "heldout"), SampleConfig(max_seqlen=32))
     manifest = other.shards.manifest
     files = {name: {**entry, "sha256": "0" * 64} for name, entry in manifest.files.items()}
     other.shards.manifest = dataclasses.replace(manifest, files=files)

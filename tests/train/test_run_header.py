@@ -10,7 +10,7 @@ import torch
 
 from fastbert import ops
 from fastbert.data.budget import BudgetData
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.ops import _dispatch
 from fastbert.train.config import PretrainConfig
 from fastbert.train.console import Console
@@ -78,6 +78,6 @@ def test_steps_of_one_shape_have_padding(said, recipe, device, captured):
 
 
 def test_a_model_without_heads_names_none(said, recipe):
-    samples = PretrainingConfig(max_seqlen=32, nsp=False, objective="causal")
+    samples = SampleConfig(max_seqlen=32, nsp=False, objective="causal")
     found = said(recipe(model="elmo-2x32x2", samples=samples))["model"]
     assert re.fullmatch(r"2 layers x \d+, vocabulary \d+: [\d,]+ parameters", found)

@@ -12,7 +12,7 @@ import torch
 
 from fastbert import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 from fastbert.cli.main import main
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.tokenizer import load_tokenizer
 from fastbert.errors import CheckpointError, DataError, InputError
@@ -71,7 +71,7 @@ def test_every_sample_counts_once_whatever_the_batches_are(saved):
     assert rows[0] == pytest.approx(rows[1], rel=1e-6)
     assert rows[0] == pytest.approx(rows[2], rel=1e-6)
     assert rows[0]["pairs"] > 22
-    other = saved(BertForPreTraining, samples=PretrainingConfig(max_seqlen=32, seed=1))
+    other = saved(BertForPreTraining, samples=SampleConfig(max_seqlen=32, seed=1))
     assert score(other, "train")["mlm_loss"] != rows[0]["mlm_loss"]
 
 
@@ -85,13 +85,13 @@ def test_without_a_head_for_pairs_there_are_no_pairs(saved, caplog):
         "--samples.no-nsp does"
     ]
     caplog.clear()
-    assert score(saved(BertForMaskedLM, samples=PretrainingConfig(max_seqlen=32, nsp=False)), "heldout") == row
+    assert score(saved(BertForMaskedLM, samples=SampleConfig(max_seqlen=32, nsp=False)), "heldout") == row
     assert not caplog.records
 
 
 def test_the_last_phase_has_the_lengths(saved):
     phases = (Phase(steps=1, max_seqlen=16), Phase(steps=1, max_seqlen=24, max_predictions=2))
-    last = PretrainingConfig(max_seqlen=24, max_predictions=2)
+    last = SampleConfig(max_seqlen=24, max_predictions=2)
     rows = [score(saved(BertForPreTraining, **how), "heldout") for how in ({"phases": phases}, {"samples": last})]
     assert rows[0] == rows[1]
 

@@ -273,12 +273,12 @@ def test_a_script_may_end_while_workers_still_make_batches(data, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, warnings\n"
-        "from fastbert.data.config import PretrainingConfig\n"
+        "from fastbert.data.config import SampleConfig\n"
         "from fastbert.data.loader import make_loader\n"
         "from fastbert.data.pretraining import PretrainingData\n"
         "from fastbert.data.shards import ShardSet\n"
         "warnings.filterwarnings('ignore', 'This DataLoader will create')  # where there is but one core\n"
-        "data = PretrainingData(ShardSet.open(sys.argv[1]), PretrainingConfig(max_seqlen=32))\n"
+        "data = PretrainingData(ShardSet.open(sys.argv[1]), SampleConfig(max_seqlen=32))\n"
         "batches = make_loader(data, 256, num_workers=2)\n"
         "next(batches)\n"
     )

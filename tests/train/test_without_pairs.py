@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 
 from fastbert import BertConfig, BertForMaskedLM
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.train.model_and_data import build_model, open_data
 from fastbert.train.pretrain import pretrain
 
@@ -28,7 +28,7 @@ def test_what_a_run_without_pairs_never_trains_is_not_written(
         model = tmp_path / "words"
         config = BertConfig.from_pretrained(tiny_model, is_decoder=objective == "causal")
         BertForMaskedLM(config).save_pretrained(model)
-    options = {"samples": PretrainingConfig(max_seqlen=32, objective=objective, nsp=False), "eval_every": 2}
+    options = {"samples": SampleConfig(max_seqlen=32, objective=objective, nsp=False), "eval_every": 2}
     made = pretrain(recipe(model=str(model), steps=2, **options)).model_dir
     said = capsys.readouterr().out
     assert "nothing trains bert.pooler.dense and cls.seq_relationship: left out of model/" in said
@@ -42,7 +42,7 @@ def test_what_a_run_without_pairs_never_trains_is_not_written(
 
 
 def test_a_pooler_that_such_a_run_was_given_is_kept(recipe, tiny_model, capsys):
-    samples = PretrainingConfig(max_seqlen=32, nsp=False)
+    samples = SampleConfig(max_seqlen=32, nsp=False)
     made = pretrain(recipe(samples=samples)).model_dir
     assert "left out" not in capsys.readouterr().out
     before, after = (load_file(directory / "model.safetensors") for directory in (tiny_model, made))
@@ -53,7 +53,7 @@ def test_a_pooler_that_such_a_run_was_given_is_kept(recipe, tiny_model, capsys):
 
 
 def test_a_model_of_such_a_run_that_is_then_given_pairs_is_written_whole(recipe):
-    config = recipe(model="1x32x2", samples=PretrainingConfig(max_seqlen=32, nsp=False))
+    config = recipe(model="1x32x2", samples=SampleConfig(max_seqlen=32, nsp=False))
     model = build_model(config, open_data(config)[0])
     assert model.untrained == PAIRS
     made = pretrain(recipe(), model=model, quiet=True).model_dir

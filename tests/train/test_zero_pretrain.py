@@ -18,7 +18,7 @@ import torch
 import zero_cases
 from safetensors.torch import load_file
 
-from fastbert.data.config import PretrainingConfig
+from fastbert.data.config import SampleConfig
 from fastbert.errors import CheckpointError, InputError
 from fastbert.train import checkpoint
 from fastbert.train.engine import TrainingDiverged
@@ -325,7 +325,7 @@ def test_what_has_no_gradient_stays_as_it_is(data, tmp_path):
     """Without pairs. DeepSpeed's gradients of it are zeros, and LAMB made its decay a step as long as the weights."""
     options = {**STEPS, "steps": 3, "accumulate": 1}
     start = pretrain(pretraining_runs.config(data, tmp_path / "start", **options), quiet=True).model_dir
-    options |= {"model": str(start), "samples": PretrainingConfig(max_seqlen=32, nsp=False)}
+    options |= {"model": str(start), "samples": SampleConfig(max_seqlen=32, nsp=False)}
     pretrain(pretraining_runs.config(data, tmp_path / "plain", **options), quiet=True)
     config = pretraining_runs.config(data, tmp_path / "zero", zero=1, **options)
     zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
