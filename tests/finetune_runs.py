@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -98,6 +99,19 @@ def assert_same_run(got: Path, expected: Path) -> None:
     for name in files[0]:
         assert read(got / name) == read(expected / name), name
     assert not (got / "checkpoints").exists()
+
+
+def assert_goes_on_twice(directory, out: Path, whole: Path, **changes) -> None:
+    """A run that was stopped amid an evaluation comes to the same files as ``whole``, and so it does from the same
+    checkpoint once more, as if the first one had been killed after it had made the evaluation up."""
+    left = out.with_name("left")
+    shutil.copytree(out / "checkpoints", left)
+    run(directory, out, resume="auto", **changes)
+    assert_same_run(out, whole)
+    (out / "ended.json").unlink()
+    left.rename(out / "checkpoints")
+    run(directory, out, resume="auto", **changes)
+    assert_same_run(out, whole)
 
 
 def squad_of(count: int, seed: int) -> str:

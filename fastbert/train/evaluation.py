@@ -36,8 +36,8 @@ def evaluate(
         token_budget: the most tokens in a batch.
         engine: the engine whose precision is used and whose ranks share the batches; None computes in float32 on this
             process alone.
-        advance: called after every batch with its number of tokens.
         stop: called before every batch, on all ranks alike; if it returns True, the evaluation ends without a result.
+        advance: called after every batch with its number of tokens.
 
     Returns:
         mlm_loss in nats and mlm_acc; unigram_entropy in nats, the entropy of the distribution of these very targets,

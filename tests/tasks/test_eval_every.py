@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import shutil
 import signal
 
 import finetune_runs as runs
@@ -175,14 +174,7 @@ def test_a_signal_ends_an_evaluation_and_the_resumed_run_makes_it_up(directory, 
     first, _ = runs.run(directory, out, eval_every=3)
     assert first.paths[0].name == f"step_{STEPS[which - 2]}"
     assert [record["step"] for record in first.history] == STEPS[: which - 2]
-    # Twice from there: the second time as if the first had been killed after it had made the evaluation up.
-    shutil.copytree(out / "checkpoints", tmp_path / "left")
-    runs.run(directory, out, eval_every=3, resume="auto")
-    runs.assert_same_run(out, whole)
-    (out / "ended.json").unlink()
-    (tmp_path / "left").rename(out / "checkpoints")
-    runs.run(directory, out, eval_every=3, resume="auto")
-    runs.assert_same_run(out, whole)
+    runs.assert_goes_on_twice(directory, out, whole, eval_every=3)
 
 
 def test_the_time_that_is_left_is_that_of_the_steps_since_the_last_evaluation(directory, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -131,14 +130,7 @@ def test_a_signal_ends_an_evaluation_and_the_resumed_run_makes_it_up(directory, 
     assert first.paths[0].name == f"step_{ {1: 3, 2: 8, 3: 16}[which] }"
     rows = [row["kind"] for row in runs.read(out / "metrics.jsonl") if row["kind"] != "train"]
     assert rows == ["early", "dev"][: which - 1]
-    # Twice from there: the second time as if the first had been killed after it had made the evaluation up.
-    shutil.copytree(out / "checkpoints", tmp_path / "left")
-    runs.run(directory, out, epochs=2, resume="auto")
-    runs.assert_same_run(out, whole)
-    (out / "ended.json").unlink()
-    (tmp_path / "left").rename(out / "checkpoints")
-    runs.run(directory, out, epochs=2, resume="auto")
-    runs.assert_same_run(out, whole)
+    runs.assert_goes_on_twice(directory, out, whole, epochs=2)
 
 
 @pytest.mark.parametrize(
