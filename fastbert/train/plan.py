@@ -80,7 +80,6 @@ class Plan:
         parameters, tensors: numbers of the model's parameters and of their tensors, tied ones counted once.
         ranks: the number of processes.
         zero: DeepSpeed's stage; None without DeepSpeed.
-        offload: whether the optimiser's state is in the CPU's memory.
         precision: the run's precision.
         phases: the plans of the phases.
         rates: the throughput of one rank in each phase, in tokens per second; empty if unknown.
@@ -92,7 +91,6 @@ class Plan:
     tensors: int
     ranks: int
     zero: int | None
-    offload: bool
     precision: str
     phases: tuple[PhasePlan, ...]
     rates: tuple[float, ...]
@@ -143,7 +141,6 @@ def make_plan(
         tensors=planner.tensors,
         ranks=ranks,
         zero=planner.zero,
-        offload=config.offload,
         precision=config.precision,
         phases=tuple(map(planner.plan, found, samples, known)),
         rates=tuple(rates),
@@ -158,6 +155,7 @@ class _Planner:
         self.config, self.data, self.ranks, self.device = config, data, ranks, device
         deepspeed = deepspeed_of(config)
         self.zero = None if deepspeed is None else deepspeed_config.stage(deepspeed)
+        self.offloaded = () if deepspeed is None else deepspeed_config.offloaded(deepspeed)
         kind, self.settings = model_settings(config, None if data is None else data.shards)
         with torch.device("meta"):
             tensors = list(kind.pretraining_class(self.settings).parameters())
@@ -260,7 +258,7 @@ class _Planner:
             device=self.device,
         )
         state = state_bytes(self.parameters, zero=self.zero, ranks=self.ranks, precision=config.precision)
-        return Memory(*state, activations, accumulates=micro_batches > 1 or self.zero is not None)
+        return Memory(*state, activations, micro_batches > 1 or self.zero is not None, self.offloaded)
 
 
 def _measured_rate(config: PretrainConfig, data: PretrainingData, phase: RunPhase, device: torch.device) -> float:

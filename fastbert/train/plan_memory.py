@@ -26,6 +26,7 @@ class Memory:
         parameters, gradients, optimizer: state; the low-precision copies that autocast makes count as activations.
         activations: what the forward pass of a micro-batch saves for backward.
         accumulates: whether gradients exist during a forward pass, as from the second micro-batch of a step on.
+        offloaded: the names of parts that are not in the device's memory.
     """
 
     parameters: int
@@ -33,12 +34,16 @@ class Memory:
     optimizer: int
     activations: int
     accumulates: bool
+    offloaded: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
-        """The peak. If a step is one micro-batch, gradients appear as activations are freed, so the larger counts."""
-        passing = self.gradients + self.activations if self.accumulates else max(self.gradients, self.activations)
-        return self.parameters + self.optimizer + passing
+        """The peak in the device's memory. If a step is one micro-batch, gradients appear as activations are freed, so
+        the larger counts."""
+        names = ("parameters", "gradients", "optimizer")
+        parameters, gradients, optimizer = (0 if name in self.offloaded else getattr(self, name) for name in names)
+        passing = gradients + self.activations if self.accumulates else max(gradients, self.activations)
+        return parameters + optimizer + passing
 
 
 def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..wording import counted, duration
 from .plan import Plan
+from .plan_memory import Memory
 
 
 def text(plan: Plan) -> str:
@@ -30,12 +31,10 @@ def text(plan: Plan) -> str:
             lines.append(f"          each rank sends {_bytes(phase.sent)} a step")
         if phase.seconds is not None:
             lines.append(f"          {duration(phase.seconds)}")
-    where = " in the memory of the CPU" if plan.offload else ""
-    here = memory.total - memory.optimizer * plan.offload
     lines += [
-        f"memory    of a rank: parameters {_bytes(memory.parameters)}, gradients {_bytes(memory.gradients)}, "
-        f"optimiser {_bytes(memory.optimizer)}{where}, activations {_bytes(memory.activations)}",
-        f"          {_bytes(here)} at the peak, without what kernels and libraries take for themselves",
+        f"memory    of a rank: parameters {_part(memory, 'parameters')}, gradients {_part(memory, 'gradients')}, "
+        f"optimiser {_part(memory, 'optimizer')}, activations {_bytes(memory.activations)}",
+        f"          {_bytes(memory.total)} at the peak, without what kernels and libraries take for themselves",
     ]
     if plan.seconds is None:
         lines += [
@@ -56,6 +55,10 @@ def _count(value: float) -> str:
         if value >= size:
             return f"{value / size:,.1f} {unit}"
     return f"{value:,.0f}"
+
+
+def _part(memory: Memory, name: str) -> str:
+    return _bytes(getattr(memory, name)) + (" (offloaded)" if name in memory.offloaded else "")
 
 
 def _bytes(value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 
@@ -167,13 +168,28 @@ def test_zero_s_state_is_what_deepspeed_has(tmp_path):
 def test_a_plan_is_of_the_stage_that_the_run_asks_for():
     config = PretrainConfig(model="2x128", steps=1, zero=2, offload=True, precision="bf16")
     made = plan.make_plan(config, ranks=4)
-    assert (made.zero, made.offload) == (2, True)
+    assert (made.zero, made.memory.offloaded) == (2, ("optimizer",))
     assert made.memory.optimizer == 12 * -(-made.parameters // 4)
     # An all-reduce of gradients and an all-gather of weights, both in bfloat16.
     assert made.phases[0].sent == pytest.approx(3 / 4 * (2 * 2 + 2) * made.parameters, rel=1e-3)
     told = plan_text.text(made)
     assert "ZeRO 2" in told
-    assert "in the memory of the CPU" in told
+    assert "(offloaded), activations" in told
+    assert told.count("(offloaded)") == 1
+
+
+@pytest.mark.parametrize("as_file", [False, True], ids=["zero", "file"])
+def test_what_is_offloaded_takes_no_memory_of_the_gpu(tmp_path, as_file):
+    zero = {"zero": 3, "offload": True}
+    if as_file:
+        parts = {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+        (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **parts}}))
+        zero = {"deepspeed": str(tmp_path / "ds.json")}
+    made = plan.make_plan(PretrainConfig(model="2x128", steps=1, **zero), ranks=2)
+    assert made.memory.total == made.memory.activations
+    told = plan_text.text(made)
+    assert told.count("(offloaded)") == 3
+    assert f"{made.memory.activations / 2**20:,.1f} MiB at the peak" in told
 
 
 def test_steps_tokens_and_micro_batches_are_those_of_the_run(data, tmp_path):

@@ -58,6 +58,21 @@ def stage(configuration: dict) -> int:
     return configuration.get("zero_optimization", {}).get("stage", 0)
 
 
+def offloaded(configuration: dict) -> tuple[str, ...]:
+    """What a configuration keeps out of the GPU's memory: the names of fields of `plan_memory.Memory`."""
+
+    def is_offloaded(name: str) -> bool:
+        return configuration.get("zero_optimization", {}).get(name, {}).get("device", "none") != "none"
+
+    shards_all, parts = stage(configuration) == 3, []
+    if shards_all and is_offloaded("offload_param"):
+        parts.append("parameters")
+    if is_offloaded("offload_optimizer"):
+        # Before stage 3, the float32 sums of gradients stay on the GPU.
+        parts += ["gradients", "optimizer"] if shards_all else ["optimizer"]
+    return tuple(parts)
+
+
 def _stage(options: DeepSpeedOptions) -> dict:
     section: dict = {"stage": options.zero}
     if options.zero:
