@@ -497,6 +497,22 @@ def test_a_dead_parameter_leaves_nothing_behind():
     assert len(_cpu_linear._packed) == held
 
 
+def test_slices_of_a_weight_that_begin_anywhere_leave_little_behind():
+    """Such as the rows of drawn candidates: all of them were kept as long as the whole."""
+    whole, x = torch.randn(256, 32).bfloat16(), torch.randn(3, 32).bfloat16()
+    parts = [whole, *whole.split(64)]
+    with ops.backend("cpu"):
+        for weight in parts:
+            ops.linear(x, weight)
+        assert all(_cpu_linear._packed.find(weight) for weight in parts)
+        for start in range(1, 190):
+            got = ops.linear(x, whole[start : start + 64])
+            assert torch.equal(got, ops.linear(x, whole[start : start + 64].clone()))
+    kept = [start for start in range(193) if _cpu_linear._packed.find(whole[start : start + 64])]
+    assert kept == list(range(182, 190))
+    assert not _cpu_linear._packed.find(whole)
+
+
 def test_linear_is_a_torch_op():
     for bias in (None, torch.randn(8).bfloat16().requires_grad_()):
         x, weight, _ = layer(5, 8, 12)
