@@ -83,4 +83,4 @@ def dropout(x: Tensor, dropout, rows: Tensor | None = None) -> Tensor:
     if rows is None:
         rows = torch.arange(x.numel() // x.shape[-1] if x.numel() else 0, device=x.device)
     keep = keep_mask(rows, x.shape[-1], dropout)
-    return x * keep.reshape(x.shape) * dropout.scale
+    return x.masked_fill(~keep.reshape(x.shape), 0.0) * dropout.scale

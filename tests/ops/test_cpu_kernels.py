@@ -160,6 +160,17 @@ def test_masks_have_the_bits_of_the_reference(level, p, columns):
     assert torch.equal(ops.dropout(half, dropout), reference.dropout(half, dropout))
 
 
+def test_what_is_dropped_is_0_whatever_it_was(level):
+    kept = reference.keep_mask(torch.arange(4), 300, DROPOUT)
+    for backend in ("reference", "cpu"):
+        x = torch.full((4, 300), float("nan"), requires_grad=True)
+        with ops.backend(backend):
+            out = ops.dropout(x, DROPOUT)
+            out.backward(torch.full((4, 300), float("inf")))
+        assert torch.equal(out.isnan(), kept), backend
+        assert torch.equal(x.grad, torch.where(kept, float("inf"), 0.0)), backend
+
+
 def test_dropout_is_its_own_gradient(level):
     x = torch.randn(4, 300, requires_grad=True)
     ops.dropout(x, DROPOUT).backward(torch.ones(4, 300))
