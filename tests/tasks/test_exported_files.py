@@ -263,6 +263,18 @@ def test_glues_own_forms_are_read_as_before(read):
         read("wnli", b"index\tsentence1\tsentence2\tlabel\n0\tA\tB\t-1\n", "train.tsv")
 
 
+def test_quora_pairs_with_an_empty_question_are_rows(read):
+    header = b"id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    expected = [Row("0", ("How?", ""), "0"), Row("1", ("", "Why?"), "0")]
+    assert read("qqp", header + b"0\t1\t2\tHow?\t\t0\n1\t3\t4\t\tWhy?\t0\n", "train.tsv") == expected
+    quora = header.replace(b"\t", b",") + b'"0","1","2","How?","","0"\n"1","3","4","","Why?","0"\n'
+    assert read("qqp", quora, "train.csv") == expected
+    hub = b'{"question1": "How?", "question2": "", "label": 0, "idx": 0}\n'
+    assert read("qqp", hub, "train.jsonl") == expected[:1]
+    with pytest.raises(DataError, match="line 2: expected a text in every text column, got an empty one"):
+        read("qqp", header + b"0\t1\t2\t\t\t0\n", "train.tsv")
+
+
 def test_broken_rows_of_quora_pairs_are_counted(read):
     header = b"id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     broken = b"1\t2\t3\tWhat is\n\tthis?\tAnd that?\t0\n"  # one row over two lines, as in GLUE's own train.tsv

@@ -74,10 +74,12 @@ def test_a_wrong_label_is_named_or_skipped(name, write):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_row_without_text_or_of_another_width_is_named(name, write):
     content, rows = LABELLED[name]
-    text = rows[1].texts[0].encode()
+    without = content
+    for text in rows[1].texts if name == "qqp" else rows[1].texts[:1]:  # in qqp one text of two is enough
+        without = without.replace(text.encode(), b" ")
     line = 2 if name == "cola" else 3
     with pytest.raises(DataError, match=rf"line {line}: expected a text in every text column, got an empty one"):
-        registry.get(name).read(write(content.replace(text, b" ")))
+        registry.get(name).read(write(without))
     with pytest.raises(DataError, match=rf"line {line}: expected \d+ tab-separated columns \(.*\), got \d+: "):
         registry.get(name).read(write(b" ".join(content.rsplit(b"\t", 1))))
 
