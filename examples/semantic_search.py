@@ -100,10 +100,19 @@ def made_by(model: Path, precision: str) -> str:
 
 
 def search(encoder: SentenceEncoder, vectors: np.ndarray, questions: list[str], top: int) -> list[list[tuple]]:
-    """For each question its nearest rows, the best first, as (cosine, row)."""
+    """For each question its nearest rows, as (cosine, row): the best first, and of equally near ones the first."""
     scores = encoder.encode(questions, prompt_name="query", normalize=True) @ vectors.T
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # of equally near rows the first come first
-    return [[(float(row[i]), int(i)) for i in rows] for row, rows in zip(scores, best, strict=True)]
+    return [[(float(row[i]), int(i)) for i in nearest(row, top)] for row in scores]
+
+
+def nearest(scores: np.ndarray, top: int) -> np.ndarray:
+    """The places of the ``top`` highest of the scores (N,). Only these are sorted, since to sort all of a
+    million takes as long as to compute them."""
+    found = np.arange(len(scores))
+    if top < len(scores):
+        least = np.partition(scores, -top)[-top]
+        found = np.flatnonzero(scores >= least)  # more than ``top`` if some are equal
+    return found[np.argsort(-scores[found], kind="stable")][:top]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

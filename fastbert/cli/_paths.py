@@ -28,7 +28,7 @@ def _path(kind: type = Path, *, written: bool = False) -> PrimitiveConstructorSp
         if not words[0]:
             return _Refused(EMPTY)
         if written and words[0] in STANDARD_OUTPUT:
-            reason = "only `fastbert predict` writes to standard output"
+            reason = "only the predictions of `fastbert predict` go to standard output"
             return _Refused(f"expected a name to write under, got {words[0]}: {reason}")
         # The shell does not expand the ~ of --out=~/x, so a directory of that name would be made.
         return kind(os.path.expanduser(words[0]))

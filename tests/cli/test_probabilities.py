@@ -154,4 +154,7 @@ def test_what_has_no_classes_or_no_file_of_its_own_is_refused(tmp_path, capsys):
     assert "--probabilities belongs to tasks of classes, ner and swag, got the task stsb" in capsys.readouterr().err
     assert predict(tmp_path, "--probabilities", tmp_path / "data.tsv") == 2
     assert "expected an output file that is not the input" in capsys.readouterr().err
+    assert predict(tmp_path, "--probabilities", "-") == 2
+    said = "--probabilities: expected a name to write under, got -: only the predictions of `fastbert predict` go to "
+    assert said in capsys.readouterr().err
     assert not table.exists()

@@ -71,6 +71,12 @@ def test_the_nearest_lines_come_first(desk, search):
     assert again.stdout.count("? ") == 2
 
 
+@pytest.mark.parametrize("top", [1, 2, 5, 40, 41, 99])
+def test_of_equally_near_lines_the_first_come_first(top):
+    scores = np.random.default_rng(0).integers(0, 6, 40).astype(np.float32)
+    assert example.nearest(scores, top).tolist() == np.argsort(-scores, kind="stable")[:top].tolist()
+
+
 def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search, monkeypatch):
     first = search("texts.txt", "paris", "--index", "texts.npy")
     assert first.returncode == 0, first.stderr
