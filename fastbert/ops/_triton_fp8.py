@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import fp8
-from . import _dispatch, _double_backward, _triton
+from . import _dispatch, _triton
 from ._product_dtypes import product_dtype
-from .linear_fp8 import Casts, apply, eight_bits, multiply, transposed
+from .linear_fp8 import Casts, apply, eight_bits, multiply, transposed, without_graph
 
 
 def _ready(x: Tensor, slot: fp8.Slot) -> None:
@@ -77,7 +77,7 @@ class _LayerNorm(torch.autograd.Function):
         return out.view(x.shape), data
 
     @staticmethod
-    @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
+    @without_graph
     def backward(ctx, saved, dout, _):
         total, mean, rstd, weight, rng, numbers = saved
         weight_dtype, bias_dtype, x_bias_dtype, residual_dtype = ctx.dtypes
@@ -119,7 +119,7 @@ class _Mlp(torch.autograd.Function):
         return out.view(*x.shape[:-1], weight2.shape[0])
 
     @staticmethod
-    @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
+    @without_graph
     def backward(ctx, saved, dout):
         from ..triton_kernels import fp8 as kernels
 
