@@ -29,6 +29,8 @@ def _is_guess(value: object) -> bool:
 
 
 _HOLDS = {"guess": _is_guess, "rows": _are_rows, "tokens": keys.is_finite}
+# Options that are not in a cell's key. Micro-batches are in it, since their rounding and dropout change the figures.
+_NEUTRAL = NEUTRAL - {"accumulate"}
 # Fields of a task that are not in a cell's key: they change no figure, or the key has what they refer to.
 _NOT_IN_KEY = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 
@@ -81,10 +83,12 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
     task = study.task_of(row, column)
     train, dev = study.file(task.train), None if task.dev is None else study.file(task.dev)
     determines = {name: value for name, value in dataclasses.asdict(task).items() if name not in _NOT_IN_KEY}
+    recipe = dataclasses.asdict(task.config(seed))
     determines |= {
         "model": model.key,
         "step": step if step < model.config.steps else "end",
-        "recipe": {name: value for name, value in dataclasses.asdict(task.config(seed)).items() if name not in NEUTRAL},
+        # Without options that are not given: a new one then leaves the results that are in the cache.
+        "recipe": {name: value for name, value in recipe.items() if name not in _NEUTRAL and value is not None},
         "files": [keys.file_digest(path) for path in (train, dev) if path is not None],
         **keys.arithmetic(),
     }

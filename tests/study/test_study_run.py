@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -23,7 +24,8 @@ from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
 from fastbert.files import sha256
-from fastbert.study import cells, corpus, page, pretrained, run, spec
+from fastbert.study import cells, corpus, definition, page, pretrained, run, spec
+from fastbert.tasks.config import FinetuneConfig
 
 
 def test_a_finished_study_does_nothing_again(place, done):
@@ -173,6 +175,24 @@ def test_what_determines_a_model_makes_another(place, done, tmp_path):
     assert not cells & {cell.key for cell in work.cells}
     (files / "corpus.txt").write_text((place / "corpus.txt").read_text() + "\nred cat\n")
     assert not keys & {model.key for model in run.work_of(study_runs.read(files), cache).models}
+
+
+def test_a_new_option_makes_other_cells_only_where_it_is_given(place, done, monkeypatch):
+    cache, _ = done
+
+    def keys_with(option: str) -> set[str]:
+        (place / "option.yaml").write_text(study_runs.TINY.replace("epochs: 2", f"epochs: 2, {option}"))
+        return {cell.key for cell in run.work_of(study_runs.read(place, "option.yaml"), cache).cells}
+
+    before = keys_with("log_every: 3")
+    later = dataclasses.field(default=None, kw_only=True)
+    newer = dataclasses.make_dataclass("FinetuneConfig", [("later", int | None, later)], bases=(FinetuneConfig,))
+    monkeypatch.setattr(definition, "FinetuneConfig", newer)
+    assert keys_with("log_every: 3") == before
+    assert keys_with("later: 3") != before
+    # In micro-batches sums are rounded otherwise, and dropout draws other bits.
+    assert keys_with("accumulate: 2") != before
+    assert keys_with("activation_checkpointing: true") == before
 
 
 def test_a_cell_is_trained_with_the_dropout_of_its_task(place, done, monkeypatch):
