@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import os
 import sys
@@ -483,34 +482,6 @@ def test_a_row_of_a_transposed_weight_that_changes_is_packed_again(dtype):
             before = ops.linear(x, weight)
             weight[row] += 1
             assert not torch.equal(ops.linear(x, weight)[:, row], before[:, row])
-
-
-def test_a_dead_parameter_leaves_nothing_behind():
-    gc.collect()  # of what other tests left in cycles
-    held = len(_cpu_linear._packed)
-    weight = torch.randn(16, 16).bfloat16()
-    with ops.backend("cpu"):
-        ops.linear(torch.randn(3, 16).bfloat16(), weight)
-    assert len(_cpu_linear._packed) == held + 1
-    del weight
-    gc.collect()
-    assert len(_cpu_linear._packed) == held
-
-
-def test_slices_of_a_weight_that_begin_anywhere_leave_little_behind():
-    """Such as the rows of drawn candidates: all of them were kept as long as the whole."""
-    whole, x = torch.randn(256, 32).bfloat16(), torch.randn(3, 32).bfloat16()
-    parts = [whole, *whole.split(64)]
-    with ops.backend("cpu"):
-        for weight in parts:
-            ops.linear(x, weight)
-        assert all(_cpu_linear._packed.find(weight) for weight in parts)
-        for start in range(1, 190):
-            got = ops.linear(x, whole[start : start + 64])
-            assert torch.equal(got, ops.linear(x, whole[start : start + 64].clone()))
-    kept = [start for start in range(193) if _cpu_linear._packed.find(whole[start : start + 64])]
-    assert kept == list(range(182, 190))
-    assert not _cpu_linear._packed.find(whole)
 
 
 def test_linear_is_a_torch_op():
