@@ -10,9 +10,8 @@ as its first implementation. The others are private:
     _invariant, _invariant_mode       batch-invariant mode: its interface for ops, and the mode itself
     _graph_mode, _triton_replay       CUDA graphs in inference: whether they are wanted, and the graphs
     _recompute                        activation checkpointing under the settings of the first pass
-    _in_place, _needed_gradients, _double_backward
-                                      backward passes: gradients added to .grad directly, gradients that are not used,
-                                      and second derivatives, which are refused
+    _in_place, _needed_gradients      backward passes: gradients added to .grad directly, and those that are not used
+    _double_backward, _gradients      second derivatives: who computes them, and the gradients that torch differentiates
     _product_dtypes                   the dtypes of products, also under autocast
     _int8_weights                     int8 weights: packed, checked, unpacked
     _weight_cache                     packed weights, kept as long as the weight they were made from

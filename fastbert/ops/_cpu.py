@@ -19,7 +19,6 @@ from ..errors import BackendError, InputError
 from ..rng import Dropout
 from ..transforms import is_transformed
 from ..wording import dtype_name
-from . import _double_backward
 from ._contract import Contract
 
 library = torch.library.Library("fastbert", "DEF")
@@ -95,7 +94,7 @@ def define(
         kernel: launches the kernel on CPU tensors.
         fake: returns empty tensors of the same shapes, strides and dtypes.
         backward, setup_context: as in `torch.library.register_autograd`; without them the op has no gradient, and
-            asking for one (a second derivative) is an error.
+            asking for one is an error.
         key: the dispatch key of torch under which the kernel is registered.
         tensors, rest: what callers of the op by its name must pass (`_contract.Contract`).
 
@@ -110,7 +109,7 @@ def define(
     if backward is None:
 
         def backward(ctx, *_grads):
-            raise BackendError(_double_backward.refused_for(name))
+            raise BackendError(f"the op {name} has no gradient: call the functions of fastbert.ops")
 
     def gradient(ctx, *grads):
         # Without an incoming gradient there is none to pass on, as in torch's own ops.
@@ -227,6 +226,14 @@ def reduction_workspace(rows: int, columns: int) -> Tensor:
 # the op runs, as in a compiler's graph, they are in rng, (2,) int64, which the op only reads.
 DROPOUT_SCHEMA = "int threshold, int seed, int offset, int site, Tensor? rng"
 DROPOUT_TENSORS = "rng: int64 (2)"
+
+
+def dropout_of(threshold: int, seed: int, offset: int, site: int, rng: Tensor | None) -> Dropout | None:
+    """The inverse of `dropout_arguments`, but for the numbers of a key whose numbers are in memory."""
+    if not threshold:
+        return None
+    known = (seed, offset) if rng is None else (None, None)
+    return Dropout(threshold / 65536, *known, site, rng)
 
 
 def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int, Tensor | None]:

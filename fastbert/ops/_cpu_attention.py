@@ -12,7 +12,9 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
-from . import _cpu, _dispatch
+from . import _cpu, _dispatch, _gradients
+from ._cpu_dropout import keep_mask
+from ._double_backward import differentiable
 from .attention import check_bias
 
 
@@ -141,8 +143,17 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.options = options
 
 
-def _gradient(ctx, dout: Tensor, _dlse):
-    *tensors, bias = ctx.saved_tensors
+def _gradient_again(ctx, saved, dout: Tensor, _dlse):
+    q, k, v, _out, _lse, cu_seqlens, bias = saved
+    max_seqlen, softmax_scale, causal, *dropout = ctx.options
+    options = {"softmax_scale": softmax_scale, "causal": causal, "dropout": _cpu.dropout_of(*dropout)}
+    gradients = _gradients.attention(dout, q, k, v, bias, cu_seqlens, max_seqlen, keep_mask=keep_mask, **options)
+    return *gradients[:3], *(None,) * 9, gradients[3], None
+
+
+@differentiable(_gradient_again)
+def _gradient(ctx, saved, dout: Tensor, _dlse):
+    *tensors, bias = saved
     learns_bias = ctx.needs_input_grad[-2]
     dq, dk, dv, dbias = _attention_backward(dout, *tensors, *ctx.options, bias, learns_bias)
     return dq, dk, dv, *(None,) * 9, dbias if learns_bias else None, None

@@ -9,7 +9,8 @@ from .. import _native
 from ..errors import InputError
 from ..wording import dtype_name
 from . import _cpu, _dispatch
-from .cross_entropy import backward_fake, reduced, setup_context
+from ._double_backward import differentiable
+from .cross_entropy import backward_fake, gradient_again, reduced, setup_context
 
 
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -46,8 +47,9 @@ def _backward(dloss: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor,
     return dlogits
 
 
-def _gradient(ctx, dloss: Tensor, _dstatistics):
-    return _cross_entropy_backward(dloss, *ctx.saved_tensors, ctx.ignore_index), None, None
+@differentiable(gradient_again)
+def _gradient(ctx, saved, dloss: Tensor, _dstatistics):
+    return _cross_entropy_backward(dloss, *saved, ctx.ignore_index), None, None
 
 
 _cross_entropy_backward = _cpu.define(

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..errors import InputError
+from ..errors import BackendError, InputError
 from ..rng import Dropout
 from ..wording import dtype_name
-from . import _cpu, _dispatch, _in_place
+from . import _cpu, _dispatch, _gradients, _in_place
+from ._double_backward import differentiable
 
 # The word table of the current call if this op adds its gradient itself; read by `_setup_context`.
 _own = threading.local()
@@ -112,7 +113,7 @@ def _backward_fake(
 
 def _setup_context(ctx, inputs, output) -> None:
     inputs, dropout = inputs[:-5], inputs[-5:]
-    *ids_and_tables, weight, bias, _eps, ctx.padding_idx = inputs
+    *ids_and_tables, weight, bias, ctx.eps, ctx.padding_idx = inputs
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
@@ -121,8 +122,17 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.own = getattr(_own, "word", None)
 
 
-def _gradient(ctx, dout: Tensor, *_):
-    saved = ctx.saved_tensors  # read once: torch's checkpointing recomputes them and returns each only once
+def _gradient_again(ctx, saved, dout: Tensor, *_):
+    if ctx.own is not None:
+        raise BackendError("a gradient that is added in place has no second derivative: leave gradients_in_place()")
+    ids, tables, (weight, *_) = saved[:3], saved[3:6], saved[6:]
+    dropout = _cpu.dropout_of(*ctx.dropout)
+    gradients = _gradients.embedding(dout, ids, tables, weight, ctx.eps, ctx.padding_idx, dropout)
+    return *(None,) * 3, *gradients, *(None,) * 7
+
+
+@differentiable(_gradient_again)
+def _gradient(ctx, saved, dout: Tensor, *_):
     input_ids, weight = saved[0], saved[6]
     wanted = list(ctx.needs_input_grad[3:6])
     *dtables, dweight, dbias, rows = _embedding_backward(dout, *saved, ctx.padding_idx, wanted, *ctx.dropout)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import fp8, reference
-from . import _cpu, _double_backward, _invariant, _recompute
+from . import _cpu, _invariant, _recompute
+from ._double_backward import differentiable
 from ._needed_gradients import needed_gradients
 from .attention import attention
 from .encoder import LayerParameters, PackedEncoder, each_once, layers_of
@@ -53,6 +54,21 @@ class Call(NamedTuple):
     has_bias: bool
 
 
+def _recomputed(ctx, cu_seqlens: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """The last of the layers' states, recorded as a function of x and the layers' tensors, which are ``given``."""
+    with torch.inference_mode(False), torch.enable_grad(), ctx.as_now, ctx.autocast():
+        x, *tensors = given
+        bias = tensors[-1] if ctx.call.has_bias else None
+        return _op_by_op(x, layers_of([tensors[number] for number in ctx.order]), cu_seqlens, bias, ctx.call)
+
+
+def _gradient_again(ctx, saved: Sequence[Tensor], dy: Tensor) -> tuple[Tensor | None, ...]:
+    cu_seqlens, *given = saved
+    y = _recomputed(ctx, cu_seqlens, given)
+    found = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy, create_graph=True))
+    return None, None, None, None, *(next(found) if t.requires_grad else None for t in given)
+
+
 class _Deferred(torch.autograd.Function):
     """Attaches to y, which has been computed already, the gradient of some layers applied to x.
 
@@ -70,7 +86,7 @@ class _Deferred(torch.autograd.Function):
         return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
     @staticmethod
-    @_double_backward.once_differentiable(_double_backward.refused_for("the encoder's gradient"))
+    @differentiable(_gradient_again)
     def backward(ctx, saved: tuple[Tensor, ...], dy: Tensor):
         ctx.call.packed.is_differentiated = True
         cu_seqlens, *saved = saved
@@ -80,10 +96,7 @@ class _Deferred(torch.autograd.Function):
         given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
         # The backward pass may run inside inference_mode(), which records nothing and whose tensors cannot be saved.
         dy = dy.clone() if dy.is_inference() else dy
-        with torch.inference_mode(False), torch.enable_grad(), ctx.as_now, ctx.autocast():
-            x, *tensors = given
-            bias = tensors[-1] if ctx.call.has_bias else None
-            y = _op_by_op(x, layers_of([tensors[number] for number in ctx.order]), cu_seqlens, bias, ctx.call)
+        y = _recomputed(ctx, cu_seqlens, given)
         gradients = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy))
         return None, None, None, None, *(next(gradients) if t.requires_grad else None for t in given)
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .. import _native
 from . import _cpu, _dispatch
-from .gelu import backward_fake, forward_fake, setup_context
+from ._double_backward import differentiable
+from .gelu import backward_fake, forward_fake, gradient_again, setup_context
 
 
 def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
@@ -30,8 +31,9 @@ def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple
     return dx, dbias
 
 
-def _gradient(ctx, dout: Tensor):
-    x, bias = ctx.saved_tensors
+@differentiable(gradient_again)
+def _gradient(ctx, saved, dout: Tensor):
+    x, bias = saved
     dx, dbias = _gelu_backward(dout, x, bias, ctx.tanh)
     return dx, None if bias is None else dbias.to(bias.dtype), None
 

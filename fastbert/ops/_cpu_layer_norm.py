@@ -14,6 +14,8 @@ from torch import Tensor
 from .. import _native
 from ..rng import Dropout
 from . import _cpu, _dispatch
+from ._gradients import LayerNormGradients
+from .layer_norm import gradient_by
 
 
 def _is_plain(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, threshold: int) -> bool:
@@ -91,30 +93,30 @@ def _backward_fake(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, weight, bias, _, x_bias, residual, *dropout, _save = inputs
+    x, weight, bias, ctx.eps, x_bias, residual, *dropout, _save = inputs
     _, total, mean, rstd = output
-    ctx.mark_non_differentiable(total, mean, rstd)
+    plain = _is_plain(x, x_bias, residual, dropout[0])
+    ctx.mark_non_differentiable(mean, rstd, *([total] if plain else []))
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x if _is_plain(x, x_bias, residual, dropout[0]) else total, mean, rstd, weight)
+    ctx.save_for_backward(x if plain else total, mean, rstd, weight)
+    ctx.shape = x.shape
     ctx.dropout, ctx.has_residual, ctx.has_x_bias = dropout, residual is not None, x_bias is not None
-    ctx.dtypes = bias.dtype, x_bias.dtype if x_bias is not None else None
+    ctx.dtypes = weight.dtype, bias.dtype, x_bias.dtype if x_bias is not None else None
 
 
-def _gradient(ctx, dout: Tensor, *_):
-    total, mean, rstd, weight = ctx.saved_tensors
+def _by_kernel(ctx, saved, dout: Tensor) -> LayerNormGradients:
     dx, dresidual, dweight, dbias, dx_bias = _layer_norm_backward(
-        dout, total, mean, rstd, weight, *ctx.dropout, ctx.has_residual, ctx.has_x_bias
+        dout, *saved, *ctx.dropout, ctx.has_residual, ctx.has_x_bias
     )
-    bias_dtype, x_bias_dtype = ctx.dtypes
-    return (
-        dx,
-        dweight.to(weight.dtype),
-        dbias.to(bias_dtype),
-        None,
-        dx_bias.to(x_bias_dtype) if ctx.has_x_bias else None,
-        (dresidual if ctx.dropout[0] else dx) if ctx.has_residual else None,
-        *(None,) * 7,
-    )
+    of_weight, of_bias, of_x_bias = ctx.dtypes
+    dresidual = dresidual if ctx.dropout[0] else dx
+    dx_bias = dx_bias.to(of_x_bias) if ctx.has_x_bias else None
+    return LayerNormGradients(dx, dresidual, dweight.to(of_weight), dbias.to(of_bias), dx_bias)
+
+
+def _dropout(ctx, _saved) -> tuple[Dropout | None, Tensor | None]:
+    *arguments, rows = ctx.dropout
+    return _cpu.dropout_of(*arguments), rows
 
 
 _layer_norm_backward = _cpu.define(
@@ -131,7 +133,7 @@ _layer_norm = _cpu.define(
     f"{_cpu.DROPOUT_SCHEMA}, Tensor? rows, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
-    backward=_gradient,
+    backward=gradient_by(_by_kernel, _dropout, rest=7),
     setup_context=_setup_context,
     tensors="x: activation (..., C); weight: parameter (C); bias: parameter (C); x_bias: parameter (C); "
     f"residual: activation (..., C); {_cpu.DROPOUT_TENSORS}; rows: int64 (R)",

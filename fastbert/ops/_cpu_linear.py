@@ -22,9 +22,10 @@ from torch import Tensor
 from .. import _native, hardware, reference
 from ..errors import InputError
 from . import _cpu, _dispatch, _invariant
+from ._double_backward import differentiable_by
 from ._needed_gradients import needed_gradients
 from ._weight_cache import WeightCache
-from .linear import linear_by_torch
+from .linear import linear_by_torch, second_derivatives
 
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
@@ -163,8 +164,13 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.save_for_backward(x, weight)
 
 
-def _gradient(ctx, dout: Tensor):
-    x, weight = ctx.saved_tensors
+def _second(_ctx, saved, grads, upstream, wants) -> tuple[Tensor | None, ...]:
+    return second_derivatives(*grads, *saved, upstream[:3], wants)
+
+
+@differentiable_by(_second)
+def _gradient(ctx, saved, dout: Tensor):
+    x, weight = saved
     wants = needed_gradients(ctx, ctx.needs_input_grad[:3])
     dx, dw, db = _linear_backward(dout, x, weight, wants)
     return dx if wants[0] else None, dw if wants[1] else None, db.to(ctx.bias_dtype) if wants[2] else None, None
@@ -249,8 +255,9 @@ def _either_backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool])
     return dx, dw, db
 
 
-def _either_gradient(ctx, dout: Tensor):
-    x, weight = ctx.saved_tensors
+@differentiable_by(_second)
+def _either_gradient(ctx, saved, dout: Tensor):
+    x, weight = saved
     wants = needed_gradients(ctx, ctx.needs_input_grad[:3])
     gradients = _linear_float32_backward(dout, x, weight, wants)
     return *(g if wanted else None for g, wanted in zip(gradients, wants, strict=True)), None, None

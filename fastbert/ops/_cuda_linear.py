@@ -9,11 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _native, fp8
+from .. import _native, fp8, reference
 from ..wording import dtype_name
 from . import _cpu, _cublaslt, _cuda, _dispatch
 from ._cublaslt import Epilogue, multiply
+from ._double_backward import differentiable, differentiable_by
+from ._gradients import gradients_of
 from ._product_dtypes import product_dtype
+from .linear import second_derivatives
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -74,14 +77,24 @@ def _backward_fake(dout: Tensor, x: Tensor, w1: Tensor, w2: Tensor, pre: Tensor,
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, w1, _, w2 = inputs
+    x, w1, b1, w2 = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, w1, w2, *output[1:])
+    ctx.save_for_backward(b1, x, w1, w2, *output[1:])
 
 
-def _gradient(ctx, dout: Tensor, *_):
-    return tuple(_mlp_backward(dout, *ctx.saved_tensors))
+def _gradient_again(_ctx, saved, dout: Tensor, *_):
+    def block(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:
+        return reference.linear(reference.gelu(reference.linear(x, w1, b1), approximate="tanh"), w2)
+
+    b1, x, w1, w2, *_ = saved
+    return tuple(gradients_of(block, (x, w1, b1, w2), dout))
+
+
+@differentiable(_gradient_again)
+def _gradient(_ctx, saved, dout: Tensor, *_):
+    _b1, *others = saved
+    return tuple(_mlp_backward(dout, *others))
 
 
 _mlp_backward = _cpu.define(
@@ -140,8 +153,9 @@ def _linear_context(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs[:2])
 
 
-def _linear_gradient(ctx, dout: Tensor):
-    return tuple(_linear_gradients(dout, *ctx.saved_tensors))
+@differentiable_by(lambda _ctx, saved, grads, upstream, wants: second_derivatives(*grads, *saved, upstream, wants))
+def _linear_gradient(_ctx, saved, dout: Tensor):
+    return tuple(_linear_gradients(dout, *saved))
 
 
 _linear_gradients = _cpu.define(

@@ -1,13 +1,16 @@
-"""Refusal of second derivatives: the gradients that our kernels compute cannot be differentiated themselves.
+"""Second derivatives: kernels compute gradients, plain torch differentiates them.
 
-Without it autograd would take such a derivative for zero.
+A gradient that a kernel computes is a function of the incoming gradient and of the tensors saved for it. If autograd
+records the backward pass (``create_graph=True``), the kernel's result becomes the output of a node that knows the
+function: by its derivative, or as what the gradient of the reference is in plain torch. Nothing of it is computed
+before a second backward pass comes through that node, whose results can be differentiated again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,53 +18,127 @@ from torch import Tensor
 from ..errors import BackendError
 
 REFUSED_FOR_FP8 = "gradients in 8 bits cannot be differentiated: expected a loss without second derivatives"
+_Tensors: TypeAlias = Sequence[Tensor | None]
 
 
-def refused_for(name: str) -> str:
-    """The message for a second derivative through the op ``name``, which the reference does have."""
-    return (
-        f"{name} cannot be differentiated: for second derivatives compute the forward pass under "
-        'fastbert.backend("reference")'
-    )
-
-
-class _Refusal(torch.autograd.Function):
-    """Returns the first ``count`` tensors, as functions of all of them that cannot be differentiated."""
+class _Again(torch.autograd.Function):
+    """Returns the first ``count`` tensors, as functions of the others that ``derive`` differentiates."""
 
     @staticmethod
-    def forward(ctx, message: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.message = message
+    def forward(ctx, derive: Callable[..., _Tensors], count: int, *tensors: Tensor | None):
+        ctx.derive, ctx.count = derive, count
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors[count:])
         return tensors[:count]
 
     @staticmethod
-    def backward(ctx, *_grads):
-        raise BackendError(ctx.message)
+    def backward(ctx, *upstream: Tensor | None):
+        others, wants = ctx.saved_tensors, ctx.needs_input_grad[2 + ctx.count :]
+        device = next(x.device.type for x in others if x is not None)
+        with torch.autocast(device, enabled=False):
+            found = ctx.derive(others, upstream, wants)
+        return (None,) * (2 + ctx.count) + tuple(g if want else None for g, want in zip(found, wants, strict=True))
 
 
-def once_differentiable(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates the ``backward`` of an autograd function: differentiating what it returns raises BackendError(message).
+def _derived(compute: Callable[..., _Tensors], others: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
+    """The gradients of ``compute(*others)`` by autograd."""
+    graph = torch.is_grad_enabled()
+    given = [_given(x, want, graph) for x, want in zip(others, wants, strict=True)]
+    with torch.enable_grad():
+        values = compute(*given)
+    pairs = [
+        (y, g.to(y.dtype))
+        for y, g in zip(values, upstream, strict=True)
+        if g is not None and y is not None and y.requires_grad
+    ]
+    if not pairs:
+        return (None,) * len(given)
+    inputs = [x for x, want in zip(given, wants, strict=True) if want]
+    outputs, grads = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=graph, allow_unused=True))
+    return [next(found) if want else None for want in wants]
 
-    It is called as ``backward(ctx, saved, *grads)``, with ``saved`` for ctx.saved_tensors, which may be read only once.
 
-    Unlike torch's decorator of the same name, it does not depend on whether the incoming gradient requires one. That
-    gradient may be a constant (as under a sum), and torch's decorator then refuses nothing, although the result depends
-    on the saved tensors: a second derivative with respect to them would be silently missing. So the result is a
-    function of them too; `torch.autograd.functional.hessian` takes for zero what does not depend on its input.
+def _given(x: Tensor | None, wanted: bool, graph: bool) -> Tensor | None:
+    """x for a computation of its own, in which hooks on x do not run and of which autograd sees no more than x.
+
+    Args:
+        wanted: the gradient for x is wanted.
+        graph: it will be differentiated itself, as a function of x.
+    """
+    if x is None:
+        return None
+    return x.view_as(x) if wanted and graph else x.detach().requires_grad_(wanted)
+
+
+def _decorator(derive: Callable[..., _Tensors], refuses: bool = False) -> Callable:
+    """Args:
+    derive: called with ctx, saved, grads, upstream and whether each of grads and saved wants a gradient.
+    refuses: derive raises an error, also where nothing that the gradients depend on requires a gradient.
     """
 
     def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
         def run(ctx: Any, *grads: Tensor | None):
             saved = ctx.saved_tensors
+            if not torch.is_grad_enabled():  # no graph is built, so a second derivative cannot be asked for
+                return backward(ctx, saved, *grads)
             with torch.no_grad():
                 found = backward(ctx, saved, *grads)
-            if not torch.is_grad_enabled():  # no graph is built, so a second derivative cannot be asked for
-                return found
             several = found if isinstance(found, tuple) else (found,)
-            several = tuple(g if g is None else g.detach().requires_grad_() for g in several)
-            refusing = _Refusal.apply(message, len(several), *several, *grads, *saved)
-            return refusing if isinstance(found, tuple) else refusing[0]
+            if refuses:
+                several = tuple(g if g is None else g.detach().requires_grad_() for g in several)
+
+            def derive_again(others: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
+                return derive(ctx, others[len(grads) :], others[: len(grads)], upstream, wants)
+
+            results = _Again.apply(derive_again, len(several), *several, *grads, *saved)
+            return results if isinstance(found, tuple) else results[0]
 
         return run
 
     return decorated
+
+
+def differentiable(again: Callable[..., _Tensors]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates the ``backward`` of an autograd function, whose result can then be differentiated.
+
+    It is called as ``backward(ctx, saved, *grads)``, with ``saved`` for ctx.saved_tensors, which may be read only once.
+
+    Args:
+        again: is called in the same way, and returns the same tuple of gradients as functions of ``saved`` and
+            ``grads`` that autograd knows; None for one that is not needed. All that the gradients depend on must be
+            among ``saved``, as inputs or differentiable outputs of the function.
+    """
+
+    def derive(ctx: Any, saved: _Tensors, grads: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
+        def compute(*others: Tensor | None) -> _Tensors:
+            return again(ctx, others[len(grads) :], *others[: len(grads)])
+
+        return _derived(compute, (*grads, *saved), upstream, wants)
+
+    return _decorator(derive)
+
+
+def differentiable_by(second: Callable[..., _Tensors]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a ``backward`` that is called in the same way, and whose derivative is known.
+
+    Args:
+        second: called with ctx, saved, grads (a tuple), the gradients of what ``backward`` returned, some of them None,
+            and whether each of grads and saved wants a gradient; returns these, by operators that autograd knows.
+    """
+    return _decorator(second)
+
+
+def once_differentiable(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a ``backward`` that is called in the same way: differentiating its result raises BackendError(message).
+
+    Unlike torch's decorator of the same name, it does not depend on whether the incoming gradient requires one. That
+    gradient may be a constant (as under a sum), and torch's decorator then refuses nothing, although the result depends
+    on the saved tensors: a second derivative with respect to them would be silently missing.
+    """
+
+    def refuse(*_: Any) -> _Tensors:
+        raise BackendError(message)
+
+    return _decorator(refuse, refuses=True)

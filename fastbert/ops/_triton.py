@@ -151,6 +151,11 @@ def random_arguments(dropout: Dropout | None, device: torch.device) -> tuple[Ten
     return _state(seed, offset, device), site, dropout.threshold, dropout.scale
 
 
+def dropout_of(rng: Tensor | None, site: int, threshold: int) -> Dropout | None:
+    """The dropout that `random_arguments` stand for."""
+    return None if rng is None else Dropout(threshold / 65536, None, None, site, rng)
+
+
 def flat(x: Tensor | None) -> Tensor | None:
     """(..., C) -> (rows, C), contiguous."""
     if x is None:

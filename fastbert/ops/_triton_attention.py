@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..rng import Dropout
-from . import _dispatch, _triton
+from . import _dispatch, _gradients, _triton
+from ._double_backward import differentiable
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -50,8 +51,16 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.save_for_backward(q, k, v, out, lse, cu_seqlens, rng)
 
 
-def _gradient(ctx, dout: Tensor, _dlse):
-    *tensors, cu_seqlens, rng = ctx.saved_tensors
+def _gradient_again(ctx, saved, dout: Tensor, _dlse):
+    q, k, v, _out, _lse, cu_seqlens, rng = saved
+    (max_seqlen, softmax_scale, causal), (site, threshold, _) = ctx.sizes, ctx.random
+    options = {"softmax_scale": softmax_scale, "causal": causal, "dropout": _triton.dropout_of(rng, site, threshold)}
+    return *_gradients.attention(dout, q, k, v, None, cu_seqlens, max_seqlen, **options)[:3], *(None,) * 8
+
+
+@differentiable(_gradient_again)
+def _gradient(ctx, saved, dout: Tensor, _dlse):
+    *tensors, cu_seqlens, rng = saved
     return *_attention_backward(dout, *tensors, cu_seqlens, *ctx.sizes, rng, *ctx.random), *(None,) * 8
 
 

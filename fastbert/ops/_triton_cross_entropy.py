@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from . import _cpu, _dispatch, _triton, _triton_linear
-from .cross_entropy import backward_fake, reduced, setup_context
+from ._double_backward import differentiable
+from .cross_entropy import backward_fake, gradient_again, reduced, setup_context
 
 
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -29,11 +30,11 @@ def _backward(
     return cross_entropy.cross_entropy_backward(dloss, _triton.whole_rows(logits), labels, lse, ignore_index, width)
 
 
-def _gradient(ctx, dloss: Tensor, _dlse):
-    logits, labels, lse = ctx.saved_tensors
+@differentiable(gradient_again)
+def _gradient(ctx, saved, dloss: Tensor, _dlse):
+    logits, labels, lse = saved
     width = None
-    # If a second derivative may be asked for, the op is called, which refuses it.
-    if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or _cpu.is_watched()):
+    if not (torch.compiler.is_compiling() or _cpu.is_watched()):
         width = _triton_linear.filled_width(logits)
     if width is None:
         return _cross_entropy_backward(dloss, logits, labels, lse, ctx.ignore_index), None, None

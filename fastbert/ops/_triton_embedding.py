@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..rng import Dropout
-from . import _dispatch, _triton
+from . import _dispatch, _gradients, _triton
+from ._double_backward import differentiable
 
 
 def _forward(
@@ -50,15 +51,23 @@ def _backward_fake(dout, ids, types, places, word, token_type, position, *_):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, bias, _eps, ctx.padding_idx, rng, site, threshold, scale = inputs
+    *tensors, bias, ctx.eps, ctx.padding_idx, rng, site, threshold, scale = inputs
     ctx.random, ctx.bias_dtype = (site, threshold, scale), bias.dtype
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output[1:], rng)
 
 
-def _gradient(ctx, dout: Tensor, *_):
-    *tensors, rng = ctx.saved_tensors
+def _gradient_again(ctx, saved, dout: Tensor, *_):
+    ids, tables, (weight, *_, rng), (site, threshold, _) = saved[:3], saved[3:6], saved[6:], ctx.random
+    dropout = _triton.dropout_of(rng, site, threshold)
+    gradients = _gradients.embedding(dout, ids, tables, weight, ctx.eps, ctx.padding_idx, dropout)
+    return *(None,) * 3, *gradients, *(None,) * 6
+
+
+@differentiable(_gradient_again)
+def _gradient(ctx, saved, dout: Tensor, *_):
+    *tensors, rng = saved
     *tables, dweight, dbias = _embedding_backward(dout, *tensors, ctx.padding_idx, rng, *ctx.random)
     return *(None,) * 3, *tables, dweight.to(tensors[6].dtype), dbias.to(ctx.bias_dtype), *(None,) * 6
 

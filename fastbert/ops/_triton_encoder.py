@@ -20,10 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import fp8
+from .. import fp8, reference
 from ..rng import Dropout
 from ..wording import dtype_name
-from . import _cpu, _cuda, _dispatch, _double_backward, _graph_mode, _invariant, _triton, _triton_attention
+from . import _cpu, _cuda, _dispatch, _graph_mode, _invariant, _triton, _triton_attention
+from ._double_backward import differentiable
+from ._gradients import gradients_of
 from ._needed_gradients import needed_gradients
 from ._product_dtypes import product_dtype
 from ._triton_linear import weight_gradient
@@ -190,19 +192,36 @@ def _widened(gradients: list[Tensor | None], parameters: LayerParameters) -> lis
     return made
 
 
+def _gradient_again(ctx, saved: Sequence[Tensor], dy: Tensor) -> tuple[Tensor | None, ...]:
+    cu_seqlens, x, *saved = saved
+    states, parameters = saved[:3], saved[-16:]
+    dropouts = [_triton.dropout_of(state, *scalars[:2]) for state, scalars in zip(states, ctx.scalars, strict=True)]
+    call = ctx.call
+    options = {"nheads": call.nheads, "eps": call.eps, "approximate": "tanh" if call.tanh else "none"}
+    options |= {"dropouts": [dropouts], "causal": call.causal}
+
+    def layer(x: Tensor, *parameters: Tensor) -> Tensor:
+        return reference.encoder(x, [LayerParameters(*parameters)], cu_seqlens, call.max_seqlen, **options)[-1]
+
+    # In the dtypes of the pass itself, which on a GPU is faster than float32 by far.
+    with torch.autocast(x.device.type, call.dtype, enabled=call.dtype != parameters[0].dtype):
+        gradients = gradients_of(layer, (x, *parameters), dy, widens=False)
+    return gradients[0], None, None, *gradients[1:]
+
+
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, call: _Call, dropouts: Sequence[tuple], *parameters: Tensor) -> Tensor:
         y, kept = _forward(x, LayerParameters(*parameters), call, dropouts, keep=True)
         states = [random[0] for random in dropouts]
         ctx.call, ctx.dtype, ctx.scalars = call._replace(cu_seqlens=None), x.dtype, [random[1:] for random in dropouts]
-        ctx.save_for_backward(call.cu_seqlens, *states, *kept, *parameters)
+        ctx.save_for_backward(call.cu_seqlens, x, *states, *kept, *parameters)
         return y
 
     @staticmethod
-    @_double_backward.once_differentiable(_double_backward.refused_for("the encoder's gradient"))
+    @differentiable(_gradient_again)
     def backward(ctx, saved: tuple[Tensor, ...], dy: Tensor):
-        cu_seqlens, *saved = saved
+        cu_seqlens, _x, *saved = saved
         states, kept, parameters = saved[:3], saved[3:-16], LayerParameters(*saved[-16:])
         dropouts = [(state, *scalars) for state, scalars in zip(states, ctx.scalars, strict=True)]
         needed = needed_gradients(ctx, ctx.needs_input_grad[:1] + ctx.needs_input_grad[3:])  # of the tensors

@@ -10,6 +10,8 @@ from torch import Tensor
 from .. import fp8
 from ..rng import Dropout
 from . import _dispatch, _triton, _triton_fp8
+from ._gradients import LayerNormGradients
+from .layer_norm import gradient_by
 
 
 def _forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, numbers, save):
@@ -47,30 +49,30 @@ def _backward_fake(dout, total, mean, rstd, weight, rng, site, threshold, scale,
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    _, weight, bias, _, x_bias, residual, rng, *ctx.random, numbers, _save = inputs
+    x, weight, bias, ctx.eps, x_bias, residual, rng, *ctx.random, numbers, _save = inputs
     _, total, mean, rstd = output
-    ctx.mark_non_differentiable(total, mean, rstd)
+    ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(total, mean, rstd, weight, rng, numbers)
+    ctx.shape = x.shape
     ctx.has_residual, ctx.has_x_bias = residual is not None, x_bias is not None
-    ctx.dtypes = bias.dtype, x_bias.dtype if x_bias is not None else None
+    ctx.dtypes = weight.dtype, bias.dtype, x_bias.dtype if x_bias is not None else None
 
 
-def _gradient(ctx, dout: Tensor, *_):
-    total, mean, rstd, weight, rng, numbers = ctx.saved_tensors
+def _by_kernel(ctx, saved, dout: Tensor) -> LayerNormGradients:
+    *tensors, rng, numbers = saved
     dx, dresidual, dweight, dbias, dx_bias = _layer_norm_backward(
-        dout, total, mean, rstd, weight, rng, *ctx.random, numbers, ctx.has_residual, ctx.has_x_bias
+        dout, *tensors, rng, *ctx.random, numbers, ctx.has_residual, ctx.has_x_bias
     )
-    bias_dtype, x_bias_dtype = ctx.dtypes
-    return (
-        dx,
-        dweight.to(weight.dtype),
-        dbias.to(bias_dtype),
-        None,
-        dx_bias.to(x_bias_dtype) if ctx.has_x_bias else None,
-        (dx if rng is None else dresidual) if ctx.has_residual else None,
-        *(None,) * 6,
-    )
+    of_weight, of_bias, of_x_bias = ctx.dtypes
+    dresidual = dx if rng is None else dresidual
+    dx_bias = dx_bias.to(of_x_bias) if ctx.has_x_bias else None
+    return LayerNormGradients(dx, dresidual, dweight.to(of_weight), dbias.to(of_bias), dx_bias)
+
+
+def _dropout(ctx, saved) -> tuple[Dropout | None, Tensor | None]:
+    *_, rng, rows = saved
+    return _triton.dropout_of(rng, *ctx.random[:2]), rows
 
 
 _layer_norm_backward = _triton.define(
@@ -85,7 +87,7 @@ _layer_norm = _triton.define(
     f"{_triton.RANDOM_SCHEMA}, Tensor? rows, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
-    backward=_gradient,
+    backward=gradient_by(_by_kernel, _dropout, rest=6),
     setup_context=_setup_context,
 )
 

@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import reference
-from . import _dispatch, _double_backward, _triton
+from . import _dispatch, _triton
+from ._double_backward import differentiable_by
 from ._needed_gradients import needed_gradients
 from ._product_dtypes import product_dtype
+from .linear import second_derivatives
 
 # Fast products need rows of a multiple of 16 bytes, and Triton's loads are best with multiples of 16 elements. BERT's
 # vocabulary of 30,522 is neither. From this many features on, copying the weight costs little compared with a product
@@ -46,6 +48,12 @@ def weight_gradient(dout: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(dout.t(), x)
 
 
+def _second(_ctx, saved, grads, upstream, wants) -> tuple[Tensor | None, ...]:
+    _rows, _wide, x, weight = saved
+    of_dout, *others = second_derivatives(*grads, x, weight, upstream, [wants[0], *wants[3:]])
+    return of_dout, None, None, *others
+
+
 class _Filled(torch.autograd.Function):
     """A dense layer computed with output features padded by zeros; the result is a view of the first features."""
 
@@ -61,15 +69,15 @@ class _Filled(torch.autograd.Function):
             return made
 
         wide = filled(weight)
-        ctx.save_for_backward(rows, wide)
+        ctx.save_for_backward(rows, wide, x, weight)
         ctx.like = x.shape, x.dtype, weight.dtype, None if bias is None else bias.dtype
         out = F.linear(rows, wide, None if bias is None else filled(bias))
         return out.view(*x.shape[:-1], len(wide))[..., :features]
 
     @staticmethod
-    @_double_backward.once_differentiable(_double_backward.refused_for("linear's gradient"))
+    @differentiable_by(_second)
     def backward(ctx, saved: tuple[Tensor, ...], dout: Tensor):
-        rows, wide = saved
+        rows, wide, _x, _weight = saved
         shape, dtype, of_weight, of_bias = ctx.like
         needs_x, needs_weight, needs_bias = needed_gradients(ctx, ctx.needs_input_grad)
         features, whole = dout.shape[-1], getattr(dout, "fastbert_whole", None)

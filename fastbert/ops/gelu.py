@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import reference
 from ..errors import InputError
-from . import _dispatch
+from . import _dispatch, _gradients
 
 _dispatch.register("gelu", "reference")(reference.gelu)
 
@@ -49,3 +49,7 @@ def backward_fake(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> t
 def setup_context(ctx, inputs, output) -> None:
     x, bias, ctx.tanh = inputs
     ctx.save_for_backward(x, bias)
+
+
+def gradient_again(ctx, saved, dout: Tensor) -> tuple[Tensor | None, ...]:
+    return *_gradients.gelu(dout, *saved, ctx.tanh), None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from .. import fp8, reference
@@ -43,3 +45,40 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if site is not None:
         return linear_fp8(x, weight, bias, site)
     return _dispatch.call("linear", x, weight, bias)
+
+
+def second_derivatives(
+    dout: Tensor, x: Tensor, weight: Tensor, upstream: Sequence[Tensor | None], wants: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a dense layer's gradients, which are dx = dout W, dW = dout^T x and db = the sum of dout's rows.
+
+    Args:
+        dout: (..., N), in whose dtype the products are computed.
+        x, weight: (..., K) and (N, K).
+        upstream: the gradients for dx, dW and db, or None for each.
+        wants: whether those for dout, x and weight are wanted.
+
+    Returns:
+        The gradients for dout, x and weight; None for one that is zero or not wanted.
+    """
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return _dispatch.call("linear", a, b, None)
+
+    for_dx, for_dweight, for_dbias = (None if g is None else g.to(dout.dtype) for g in upstream)
+    rows, given, weight = (
+        dout.reshape(-1, dout.shape[-1]),
+        x.reshape(-1, x.shape[-1]).to(dout.dtype),
+        weight.to(dout.dtype),
+    )
+    of_dout, of_x, of_weight = [], None, None
+    if for_dx is not None:
+        for_dx = for_dx.reshape(given.shape)
+        of_dout += [product(for_dx, weight)] if wants[0] else []
+        of_weight = product(rows.t(), for_dx.t()) if wants[2] else None
+    if for_dweight is not None:
+        of_dout += [product(given, for_dweight)] if wants[0] else []
+        of_x = product(rows, for_dweight.t()).view(x.shape) if wants[1] else None
+    if for_dbias is not None:
+        of_dout += [for_dbias.expand(rows.shape)] if wants[0] else []
+    return sum(of_dout[1:], of_dout[0]).reshape(dout.shape) if of_dout else None, of_x, of_weight

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from close import assert_close
+from second_derivative_cases import check
 
 import fastbert
 from fastbert import _native, ops, reference
@@ -197,6 +198,13 @@ def test_a_dense_layer(log, dtype):
     for i, what in enumerate(("out", "dx", "dweight", "dbias")):
         assert_close(ours[i], truth[i], same[i], gradient=i > 0, what=what)
     assert [line.split()[0] for line in log()] == ["4", "512", "1"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_second_derivatives(log, dtype):
+    check(_cuda_linear._linear, [(5, 8), (16, 8), (16,)], dtype, truth=reference.linear)
+    of_block = [(5, 8), (16, 8), (16,), (8, 16)]
+    check(lambda *x: _cuda_linear._mlp(*x)[0], of_block, dtype, truth=lambda *x: ops.mlp(*x, "tanh"), scale=0.3)
 
 
 def test_opcheck(log):

@@ -1,4 +1,4 @@
-"""Derivatives beyond the first and transforms of torch.func: those of transformers, or refused; docs/drop-in.md."""
+"""Derivatives beyond the first and transforms of torch.func are those of transformers; docs/drop-in.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fastbert
 from fastbert import rng
-from fastbert.errors import BackendError
 
 SIZES = {
     **{"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48},
@@ -111,14 +110,111 @@ def test_a_checkpointed_pass_from_ids(models, kind, reentrant):
 
 
 @pytest.mark.parametrize("kind", ["ours", "patched"])
-def test_second_derivatives_are_the_references(models, kind):
-    _, slope = _slope(models[kind])
-    with pytest.raises(BackendError, match=r'for second derivatives compute .* under fastbert.backend\("reference"\)$'):
-        slope.square().sum().backward()
-    with fastbert.backend("reference"):
-        got = _penalty(models[kind])
-    wanted = _penalty(models["theirs"])
+def test_second_derivatives_are_those_of_transformers(models, kind):
+    wanted, (x, slope) = _penalty(models["theirs"]), _slope(models[kind])
+    got = torch.autograd.grad(slope.square().sum(), x)[0]
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+@pytest.mark.parametrize("kind", ["ours", "patched"])
+def test_hessians_by_autograd(models, kind, vectorize):
+    """torch.autograd.functional takes for zero what does not depend on its input."""
+    at, start = _at_a_point, torch.zeros(3)
+    wanted = torch.autograd.functional.hessian(at(models["theirs"]), start)
+    got = torch.autograd.functional.hessian(at(models[kind]), start, vectorize=vectorize)
+    assert wanted.abs().min() > 1e-3
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["ours", "patched"])
+def test_a_third_derivative(models, kind):
+    def third(model: nn.Module) -> Tensor:
+        x, slope = _slope(model)
+        (second,) = torch.autograd.grad((slope * DIRECTION).sum(), x, create_graph=True)
+        return torch.autograd.grad((second * DIRECTION).sum(), x)[0]
+
+    wanted, got = third(models["theirs"]), third(models[kind])
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
+
+
+def _hessian_times(model: nn.Module, loss, direction: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By two backward passes, as AdaHessian and influence functions take it."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    slopes = torch.autograd.grad(loss(), list(named.values()), create_graph=True)
+    along = sum((slope * direction[name]).sum() for name, slope in zip(named, slopes, strict=True))
+    return dict(zip(named, torch.autograd.grad(along, list(named.values())), strict=True))
+
+
+def _assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
+    assert got.keys() == wanted.keys()
+    largest = max(p.abs().max().item() for p in wanted.values())
+    assert largest > 1e-3
+    for name, one in wanted.items():
+        torch.testing.assert_close(got[name], one, rtol=tolerance, atol=tolerance * largest, msg=name)
+
+
+def _in_training(model: nn.Module):
+    """The loss of pre-training, always with the same words dropped."""
+    ids, kinds = torch.randint(5, 60, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+    labels = torch.where(torch.rand(2, 5) < 0.5, ids, -100)
+    labels[0, 0] = ids[0, 0]
+
+    def loss() -> Tensor:
+        with rng.use(rng.DropoutKey(5, 6)):
+            given = {"attention_mask": MASK, "token_type_ids": kinds, "labels": labels}
+            return model(ids, **given, next_sentence_label=torch.tensor([0, 1])).loss
+
+    return loss
+
+
+@pytest.mark.parametrize("how", ["layers", "checkpointed", "autocast", "frozen"])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_the_hessian_of_pretraining_times_a_vector(p, how):
+    config = fastbert.BertConfig(**{**SIZES, "hidden_dropout_prob": p, "attention_probs_dropout_prob": p})
+    model = fastbert.BertForPreTraining(config).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5)
+    if how == "checkpointed":
+        model.bert.encoder.gradient_checkpointing = True
+    if how == "frozen":
+        model.bert.embeddings.requires_grad_(False)
+        model.bert.encoder.layer[0].output.requires_grad_(False)
+    loss, direction = _in_training(model), {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    with fastbert.backend("reference"):
+        wanted = _hessian_times(model, loss, direction)
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        got = _hessian_times(model, loss, direction)
+    _assert_same(got, wanted, 0.05 if how == "autocast" else 1e-4)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_the_hessian_of_a_patched_models_loss_times_a_vector(train):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, attn_implementation="eager")
+    theirs = transformers.BertForSequenceClassification(config).train(train)
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    ids, direction = torch.randint(5, 60, (2, 5)), {n: torch.randn_like(p) for n, p in theirs.named_parameters()}
+
+    def loss(model: nn.Module):
+        return lambda: model(ids, attention_mask=MASK, labels=torch.tensor([0, 1])).loss
+
+    wanted, got = (_hessian_times(model, loss(model), direction) for model in (theirs, ours))
+    _assert_same(got, wanted, 1e-4)
+
+
+def test_the_first_gradients_of_a_recorded_backward_pass_are_the_same_bits(models):
+    model = models["ours"].model.train()
+    ids = torch.arange(10).reshape(2, 5) + 7
+    total = model(ids, attention_mask=MASK).last_hidden_state.sin().sum()
+    plain, recorded = (
+        torch.autograd.grad(total, list(model.encoder.parameters()), create_graph=graph, retain_graph=True)
+        for graph in (False, True)
+    )
+    models["ours"].eval()
+    for one, other in zip(plain, recorded, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])

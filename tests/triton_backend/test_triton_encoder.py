@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fastbert import BertConfig, BertModel, PackedBatch, ops, rng
-from fastbert.errors import BackendError
 from fastbert.modules import encoder as encoder_module
 from fastbert.ops import LayerParameters, _triton_encoder, _triton_linear
 from fastbert.rng import Dropout, DropoutKey
@@ -229,18 +228,6 @@ def test_rows_of_the_last_layer_and_hooks_leave_what_they_must_to_the_modules(ra
         bert.encoder.layer[1].output.register_forward_hook(lambda *_: ran.append("hook"))
         torch.testing.assert_close(bert(BATCH.to(DEVICE)).last_hidden_state, x, rtol=1e-5, atol=1e-5)
         assert ran == ["hook"]
-
-
-@pytest.mark.parametrize("loss", [lambda out: out.square().sum(), lambda out: out.sum()], ids=["of a square", "linear"])
-def test_second_derivatives_are_refused(loss):
-    bert = model(1).train()
-    out = bert(BATCH.to(DEVICE)).last_hidden_state
-    weight = bert.encoder.layer[0].output.dense.weight
-    (grad,) = torch.autograd.grad(loss(out), weight, create_graph=True)
-    with pytest.raises(BackendError, match="for second derivatives compute the forward pass under"):
-        torch.autograd.grad(grad.sum(), weight, allow_unused=True)
-    with pytest.raises(BackendError, match="for second derivatives compute the forward pass under"):
-        (out.sum() + grad.sum()).backward()
 
 
 def test_many_tokens_without_a_gradient_have_one_projection(monkeypatch):

@@ -46,7 +46,7 @@ def run_in_the_interpreter(chosen: str, *names: str) -> None:
 
 
 # In parts, as all of them would reach a test's time limit on a slow machine.
-PARTS = (("kernels", "memory"), ("encoder", "fp8", "replay"), ("optimizer",), ("step",))
+PARTS = (("kernels", "memory"), ("encoder", "fp8", "replay", "second_derivatives"), ("optimizer",), ("step",))
 
 
 @interpreted

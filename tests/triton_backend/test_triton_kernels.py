@@ -19,7 +19,6 @@ from close import assert_close
 from numbered_rows import check_numbered_rows
 
 from fastbert import ops, reference
-from fastbert.errors import BackendError
 from fastbert.reference.dropout import keep_mask
 from fastbert.rng import Dropout
 
@@ -469,23 +468,6 @@ def test_the_gradient_of_a_loss_comes_filled_up_to_whole_units(monkeypatch):
         assert (one - true).abs().max() < 0.01 * true.abs().max()
     gradients(squares)
     assert len(copies) == 1
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [lambda logits: logits.sum(), lambda logits: ops.cross_entropy(logits, torch.arange(len(logits), device=DEVICE))],
-    ids=["sum", "cross-entropy"],
-)
-def test_second_derivatives_of_a_vocabulary_filled_up_are_refused(monkeypatch, loss):
-    """Though the gradient from above is a constant."""
-    monkeypatch.setattr("fastbert.ops._triton_linear._LARGE", 32)
-    x, weight = (torch.randn(n, 8, device=DEVICE, dtype=torch.float16).requires_grad_() for n in (32, 38))
-    logits = ops.linear(x, weight)
-    assert logits.stride() == (48, 1)
-    total = loss(logits)
-    (slope,) = torch.autograd.grad(total, x, create_graph=True)
-    with pytest.raises(BackendError, match="for second derivatives compute the forward pass under"):
-        (total + slope.square().sum()).backward()
 
 
 def test_a_loss_near_zero_is_not_lost_in_large_logits():

@@ -1,0 +1,45 @@
+"""Second and third derivatives of the CPU's ops are those of the reference; the first stay the kernels'."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from second_derivative_cases import BOUNDS, CASES, IDS, check
+
+from fastbert import _native, ops
+from fastbert.errors import BackendError
+
+pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_derivatives(name, dtype):
+    function, shapes = CASES[name]
+    with ops.backend("cpu"):
+        check(function, shapes, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shapes", [[(2, 19, 40), (24, 40), (24,)], [(33, 40), (24, 40)]], ids=["bias", "no bias"])
+def test_dense_layers(shapes, dtype):
+    with ops.backend("cpu"), ops.batch_invariant():  # in which all products are ours
+        check(ops.linear, shapes, dtype)
+
+
+def test_attention_with_a_bias():
+    def attention(q, k, v, bias):
+        return ops.attention(q, k, v, BOUNDS, 7, bias=bias)
+
+    with ops.backend("cpu"):
+        check(attention, [(11, 2, 16)] * 3 + [(2, 13)], torch.float32)
+
+
+def test_gradients_that_are_added_in_place_have_none():
+    word, others = torch.randn(7, 8, requires_grad=True), [torch.randn(2, 8), torch.randn(6, 8)]
+    weight, bias = torch.ones(8, requires_grad=True), torch.zeros(8)
+    with ops.backend("cpu"), ops.gradients_in_place():
+        out = ops.embedding(*IDS, word, *others, weight, bias, 1e-3)
+    (slope,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    with pytest.raises(BackendError, match="added in place has no second derivative"):
+        slope.sum().backward()
