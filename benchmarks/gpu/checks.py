@@ -73,7 +73,8 @@ def _wait(tests: subprocess.Popen, timeout: float) -> int | None:
 
 def kernel_tests(dry: bool) -> dict:
     """Every op against fp64, every gradient, twice to the same bits."""
-    return pytest(dry, tuple(f"tests/triton_backend/test_triton_{name}.py" for name in ("kernels", "encoder", "fp8")))
+    names = ("kernels", "encoder", "fp8", "second_derivatives")
+    return pytest(dry, tuple(f"tests/triton_backend/test_triton_{name}.py" for name in names))
 
 
 def step_tests(dry: bool) -> dict:
