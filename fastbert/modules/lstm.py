@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import InputError
-from ..ops import once_differentiable
+from ..ops import without_graph
 from ..transforms import is_exported
 
 
@@ -107,7 +107,7 @@ class _Steps(torch.autograd.Function):
         return states
 
     @staticmethod
-    @once_differentiable("an LSTM's gradient cannot be differentiated: expected a loss without second derivatives")
+    @without_graph("an LSTM's gradient cannot be differentiated: expected a loss without second derivatives")
     def backward(ctx, saved: tuple[Tensor, ...], grad: Tensor):
         gates, states, cells, weight, projection = saved
         sizes, units = ctx.sizes, cells.shape[1]

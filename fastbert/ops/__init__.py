@@ -49,7 +49,7 @@ from . import (  # noqa: F401
 from ._cpu_int8 import int8_attention_dtype
 from ._cpu_linear import products_in_two_parts
 from ._dispatch import backend, current_backend, is_fused, served
-from ._double_backward import once_differentiable
+from ._double_backward import without_graph
 from ._graph_mode import cuda_graphs
 from ._in_place import gradients_in_place
 from ._int8_weights import pack_int8, unpack_int8
@@ -99,7 +99,6 @@ __all__ = [
     "linear_fp8",
     "linear_int8",
     "mlp",
-    "once_differentiable",
     "pack_int8",
     "products_in_two_parts",
     "read_mask",
@@ -108,4 +107,5 @@ __all__ = [
     "relative_bias",
     "served",
     "unpack_int8",
+    "without_graph",
 ]

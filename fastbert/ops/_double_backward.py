@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..errors import BackendError
 
-REFUSED_FOR_FP8 = "gradients in 8 bits cannot be differentiated: expected a loss without second derivatives"
 _Tensors: TypeAlias = Sequence[Tensor | None]
 
 
@@ -71,10 +70,14 @@ def _given(x: Tensor | None, wanted: bool, graph: bool) -> Tensor | None:
     return x.view_as(x) if wanted and graph else x.detach().requires_grad_(wanted)
 
 
-def _decorator(derive: Callable[..., _Tensors], refuses: bool = False) -> Callable:
-    """Args:
-    derive: called with ctx, saved, grads, upstream and whether each of grads and saved wants a gradient.
-    refuses: derive raises an error, also where nothing that the gradients depend on requires a gradient.
+def differentiable_by(second: Callable[..., _Tensors]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates the ``backward`` of an autograd function, whose result can then be differentiated.
+
+    It is called as ``backward(ctx, saved, *grads)``, with ``saved`` for ctx.saved_tensors, which may be read only once.
+
+    Args:
+        second: called with ctx, saved, grads (a tuple), the gradients of what ``backward`` returned, some of them None,
+            and whether each of grads and saved wants a gradient; returns these, by operators that autograd knows.
     """
 
     def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,13 +89,11 @@ def _decorator(derive: Callable[..., _Tensors], refuses: bool = False) -> Callab
             with torch.no_grad():
                 found = backward(ctx, saved, *grads)
             several = found if isinstance(found, tuple) else (found,)
-            if refuses:
-                several = tuple(g if g is None else g.detach().requires_grad_() for g in several)
 
-            def derive_again(others: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
-                return derive(ctx, others[len(grads) :], others[: len(grads)], upstream, wants)
+            def derive(others: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
+                return second(ctx, others[len(grads) :], others[: len(grads)], upstream, wants)
 
-            results = _Again.apply(derive_again, len(several), *several, *grads, *saved)
+            results = _Again.apply(derive, len(several), *several, *grads, *saved)
             return results if isinstance(found, tuple) else results[0]
 
         return run
@@ -101,9 +102,7 @@ def _decorator(derive: Callable[..., _Tensors], refuses: bool = False) -> Callab
 
 
 def differentiable(again: Callable[..., _Tensors]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates the ``backward`` of an autograd function, whose result can then be differentiated.
-
-    It is called as ``backward(ctx, saved, *grads)``, with ``saved`` for ctx.saved_tensors, which may be read only once.
+    """Decorates a ``backward`` that is called in the same way, and whose derivative autograd is to find.
 
     Args:
         again: is called in the same way, and returns the same tuple of gradients as functions of ``saved`` and
@@ -111,34 +110,29 @@ def differentiable(again: Callable[..., _Tensors]) -> Callable[[Callable[..., An
             among ``saved``, as inputs or differentiable outputs of the function.
     """
 
-    def derive(ctx: Any, saved: _Tensors, grads: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
+    def second(ctx: Any, saved: _Tensors, grads: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
         def compute(*others: Tensor | None) -> _Tensors:
             return again(ctx, others[len(grads) :], *others[: len(grads)])
 
         return _derived(compute, (*grads, *saved), upstream, wants)
 
-    return _decorator(derive)
+    return differentiable_by(second)
 
 
-def differentiable_by(second: Callable[..., _Tensors]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a ``backward`` that is called in the same way, and whose derivative is known.
+def without_graph(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a ``backward`` that is called in the same way; with ``create_graph=True`` it raises BackendError.
 
-    Args:
-        second: called with ctx, saved, grads (a tuple), the gradients of what ``backward`` returned, some of them None,
-            and whether each of grads and saved wants a gradient; returns these, by operators that autograd knows.
-    """
-    return _decorator(second)
-
-
-def once_differentiable(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a ``backward`` that is called in the same way: differentiating its result raises BackendError(message).
-
-    Unlike torch's decorator of the same name, it does not depend on whether the incoming gradient requires one. That
-    gradient may be a constant (as under a sum), and torch's decorator then refuses nothing, although the result depends
-    on the saved tensors: a second derivative with respect to them would be silently missing.
+    What is saved for it are results of the pass, of which autograd does not know that they depend on the inputs: it
+    would take a second derivative with respect to these for zero.
     """
 
-    def refuse(*_: Any) -> _Tensors:
-        raise BackendError(message)
+    def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(backward)
+        def run(ctx: Any, *grads: Tensor | None):
+            if torch.is_grad_enabled():
+                raise BackendError(message)
+            return backward(ctx, ctx.saved_tensors, *grads)
 
-    return _decorator(refuse, refuses=True)
+        return run
+
+    return decorated

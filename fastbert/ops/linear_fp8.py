@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import fp8, reference
-from ..errors import BackendError, InputError
+from ..errors import InputError
 from . import _dispatch, _double_backward, _triton
 from ._product_dtypes import product_dtype
 
@@ -119,21 +117,9 @@ def transposed(data: Tensor, casts: Casts) -> Tensor:
     return found
 
 
-def without_graph(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates the ``backward`` of an autograd function in 8 bits: with ``create_graph=True`` it raises BackendError.
-    It is called as ``backward(ctx, saved, *grads)``, with ``saved`` for ctx.saved_tensors.
-
-    What is saved are casts, of which autograd does not know that they depend on the inputs: it would take a second
-    derivative with respect to these for zero.
-    """
-
-    @wraps(backward)
-    def run(ctx: Any, *grads: Tensor | None):
-        if torch.is_grad_enabled():
-            raise BackendError(_double_backward.REFUSED_FOR_FP8)
-        return backward(ctx, ctx.saved_tensors, *grads)
-
-    return run
+without_graph = _double_backward.without_graph(
+    "gradients in 8 bits cannot be differentiated: expected a loss without second derivatives"
+)
 
 
 class _LinearFp8(torch.autograd.Function):

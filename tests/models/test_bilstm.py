@@ -90,15 +90,11 @@ def test_results_and_gradients_of_torchs_lstm(directions):
         torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("loss", [torch.sum, lambda states: states.square().sum()], ids=["linear", "of a square"])
-def test_second_derivatives_are_refused(loss):
+def test_second_derivatives_are_refused():
     x = torch.randn(7, 6, requires_grad=True)
     states = over_sequences(nn.LSTM(6, 5), x, torch.tensor([0, 3, 7], dtype=torch.int32))
-    (slope,) = torch.autograd.grad(loss(states), x, create_graph=True)
     with pytest.raises(BackendError, match="expected a loss without second derivatives"):
-        torch.autograd.grad(slope.square().sum(), x, retain_graph=True, allow_unused=True)
-    with pytest.raises(BackendError, match="expected a loss without second derivatives"):
-        (states.sum() + slope.square().sum()).backward()
+        torch.autograd.grad(states.sum(), x, create_graph=True)
 
 
 def test_a_sequences_bits_are_its_own_in_batch_invariant_mode():
