@@ -16,7 +16,7 @@ _BOUNDARY = re.compile(
     r"""|[。！？]+[”’」』）]*(?=\S)"""  # noqa: RUF001
 )
 # Words before a full stop that does not end a sentence.
-_ABBREVIATIONS = frozenset(
+ABBREVIATIONS = frozenset(
     "mr mrs ms messrs mme mlle dr prof st mt ft rev hon gen col capt cap lt maj sgt cmdr adm gov pres sen rep supt "  # noqa: SIM905
     "jr sr esq vs viz cf al fig figs eq eqs sec ch chap vol vols pp ed eds approx dept univ inc ltd co corp bros "
     "jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat".split()
@@ -70,6 +70,6 @@ def _is_abbreviation(text: str, before: str, match: re.Match) -> bool:
         # An initial, as in "J. Austen"; but the pronoun I can end a sentence.
         return word.isupper() and word != "I"
     lower = word.lower()
-    if lower in _ABBREVIATIONS or "." in word.strip("."):
+    if lower in ABBREVIATIONS or "." in word.strip("."):
         return True
     return lower in _BEFORE_NUMBERS and text[match.end() : match.end() + 1].isdigit()

@@ -14,7 +14,7 @@ Tasks:
                                              squad_metrics
     swag                                     any multiple-choice data set: choice_forms, choice_rows, choice_files,
                                              choice_conversions
-    ner                                      tagged words: conll, conll_columns, conll_words, tagging
+    ner                                      tagged words: conll, conll_columns, conll_words, tagging; words
 
 Files of rows:
 
