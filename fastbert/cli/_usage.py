@@ -83,8 +83,8 @@ def _refuse_unknown(options: type, argv: Sequence[str], told: Sequence[str], sho
     if option is None:
         raise InputError(f"expected no more words, got {words[0]!r}{show}")
     name, known = _dashed(option), [known for known, _ in _options(options)]
-    like = called_here(name, known)
-    like = like or [one for one in known if one.startswith(name)] + difflib.get_close_matches(name, known, cutoff=0.8)
+    like = [*(one for one in known if one.startswith(name)), *called_here(name, known)]
+    like = like or difflib.get_close_matches(name, known, cutoff=0.8)
     hint = f" (perhaps {' or '.join(dict.fromkeys(like[:2]))})" if like else ""
     raise InputError(f"unknown option {option}{hint}{show}")
 
