@@ -20,7 +20,6 @@ import numpy as np
 from ..data.chunks import characters_of, windows
 from ..errors import InputError
 from ..options import fitted_options
-from ..tasks import registry
 from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Example, Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
@@ -161,7 +160,7 @@ class Trained:
     """A task with a fine-tuned model, which is loaded by `load`, after the rows were read.
 
     Args:
-        name: the task.
+        task: the task.
         run: the directory of a run or of a model.
         options: those of the command.
         labelled: whether the rows have labels.
@@ -170,10 +169,11 @@ class Trained:
         InputError: the model is for another task, or an option is not one of the task.
     """
 
-    def __init__(self, name: str, run: Path, options: PredictOptions, *, labelled: bool):
+    def __init__(self, task: Task, run: Path, options: PredictOptions, *, labelled: bool):
         from ..models.encoders import read_config
 
-        self.task, self._token_budget, self._precision = registry.get(name), options.token_budget, options.precision
+        self.task, self._token_budget, self._precision = task, options.token_budget, options.precision
+        name = task.name
         _check_options(self.task, options)
         self._directory = model_directory(run)
         recipe, said_by = trained_with(run, name)
@@ -229,33 +229,30 @@ class Trained:
         return self.task.decode(rows, examples, outputs.values), examples, outputs
 
 
-def evaluate_file(
-    name: str, run: Path, data: Path, options: PredictOptions
-) -> tuple[Task, list[Row], list, float | None]:
-    """Reads the rows, loads the model and predicts. Returns the task, the rows, the predictions and the mean loss."""
-    trained = Trained(name, run, options, labelled=True)
-    rows = read_rows(trained.task, data, options.skip_bad_rows, options.fallback_encoding, labelled=True)
+def evaluate_file(task: Task, run: Path, data: Path, options: PredictOptions) -> tuple[list[Row], list, float | None]:
+    """Reads the rows, loads the model and predicts. Returns the rows, the predictions and the mean loss."""
+    trained = Trained(task, run, options, labelled=True)
+    rows = read_rows(task, data, options.skip_bad_rows, options.fallback_encoding, labelled=True)
     trained.load()
-    with progress(f"{name}: predicting", None, "rows") as advance:
+    with progress(f"{task.name}: predicting", None, "rows") as advance:
         predictions, _, outputs = trained.predict(rows, advance, whole=True)
-    return trained.task, rows, predictions, outputs.loss
+    return rows, predictions, outputs.loss
 
 
 @contextlib.contextmanager
 def predicted(
-    name: str, run: Path, data: Path, options: PredictOptions, computed: Computed | None = None
-) -> Iterator[tuple[Task, Iterable[Row], Iterable]]:
-    """Yields the task, the rows of a file and their predictions, in the order of the rows. For a task that streams,
+    task: Task, run: Path, data: Path, options: PredictOptions, computed: Computed | None = None
+) -> Iterator[tuple[Iterable[Row], Iterable]]:
+    """Yields the rows of a file and their predictions, in the order of the rows. For a task that streams,
     both are iterators, and a window of rows is kept only until it is consumed.
 
     A file is checked before anything is computed, so that a bad row is found at once; a pipe cannot be read twice.
 
     Args:
-        name, run, data, options: as for `Trained`, and the file.
+        task, run, data, options: as for `Trained`, and the file.
         computed: called with some rows, their examples and outputs before these rows are consumed.
     """
-    trained = Trained(name, run, options, labelled=False)
-    task, count = trained.task, None
+    trained, count = Trained(task, run, options, labelled=False), None
     if not task.streams:
         parts = iter([read_rows(task, data, options.skip_bad_rows, options.fallback_encoding)])
     else:
@@ -266,7 +263,7 @@ def predicted(
         parts = windows(rows, lambda row: characters_of(row.texts))
     parts = itertools.chain([next(parts)], parts)  # errors in the first rows are raised before the model is loaded
     trained.load()
-    with progress(f"{name}: predicting", count, "rows") as advance:
+    with progress(f"{task.name}: predicting", count, "rows") as advance:
 
         def pairs() -> Iterator[tuple[Row, Any]]:
             kept = 0
@@ -282,7 +279,7 @@ def predicted(
         # Both iterators are advanced together, so tee keeps at most one pair.
         of_rows, of_predictions = itertools.tee(pairs())
         rows, predictions = (row for row, _ in of_rows), (prediction for _, prediction in of_predictions)
-        yield (task, rows, predictions) if task.streams else (task, list(rows), list(predictions))
+        yield (rows, predictions) if task.streams else (list(rows), list(predictions))
 
 
 def _fresh_rows(task: Task, path: Path, options: PredictOptions) -> Iterator[Row]:

@@ -63,7 +63,8 @@ def run(args: Evaluate) -> None:
         rows = read_rows(task, args.data, args.skip_bad_rows, args.fallback_encoding, labelled=True)
         predictions = _read_predictions(task, rows, args)
     else:
-        task, rows, predictions, loss = evaluate_file(args.task, args.model, args.data, args)
+        task = registry.get(args.task)  # to be configured by what the model was trained with first
+        rows, predictions, loss = evaluate_file(task, args.model, args.data, args)
     metrics = task.metric(rows, predictions) | ({} if loss is None else {"loss": loss})
     if args.report is not None:
         for path in write_results(task, rows, predictions, metrics, args.report, name):

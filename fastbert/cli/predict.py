@@ -33,6 +33,7 @@ class Predict(PredictOptions):
     Example:
         fastbert predict sst2 --model RUN --data test.tsv --out SST-2.tsv
         echo "a fine film" | fastbert predict sst2 --model RUN --data -
+        fastbert predict ner --model RUN --sentences --data lines.txt
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
@@ -42,6 +43,12 @@ class Predict(PredictOptions):
     data: Annotated[InputPath, arg(metavar="FILE")]
     """A file of the task, with or without labels; - for standard input, where a line may be a text alone, or the two
     texts of a pair with a tab between them (for ner, one word a line)."""
+    sentences: bool = False
+    """ner: each line of the file is a sentence, not a word with CoNLL's columns. Prints a JSON object for each with its
+    entities: their types, places in the line and scores."""
+    column: str | None = None
+    """ner: the same for the sentences in this column of a table: .tsv, .csv, .jsonl or .parquet; in one without a
+    header its number, from 1."""
     out: Annotated[OutputOrStandard, arg(metavar="FILE")] = "-"
     """The file of predictions, - for standard output; or a directory (it exists, or its name ends in a slash), where
     the file gets its official name (SST-2.tsv)."""
@@ -54,10 +61,9 @@ def run(args: Predict) -> None:
     """Streams the rows if the task can; a file of predictions is written atomically."""
     from ..result_files import atomic_write, check_writable
     from ..signals import removed_on_sigterm
-    from ..tasks import registry
     from ._tasks import predicted
 
-    task = registry.get(args.task)
+    task = _task(args)
     out = Path("-" if args.out in STANDARD_OUTPUT else args.out)
     if out.is_dir() or args.out.endswith("/"):
         out /= task.submission_name(args.data)
@@ -68,11 +74,26 @@ def run(args: Predict) -> None:
         if table is not None:
             _check_probabilities(task, table, out, args.data)
             computed = _writer(stack.enter_context(atomic_write(table)))
-        found = predicted(args.task, args.model, args.data, args, computed)
-        task, rows, predictions = stack.enter_context(found)
+        found = predicted(task, args.model, args.data, args, computed)
+        rows, predictions = stack.enter_context(found)
         written = task.write_predictions(rows, predictions, out)
     for path in (*written, table) if written and table is not None else written:
         print(path)
+
+
+def _task(args: Predict) -> Task:
+    """The task. Raises InputError for sentences of another than ner."""
+    from ..tasks import registry
+
+    task = registry.get(args.task)
+    given = "--sentences" if args.sentences else "--column"
+    if not args.sentences and args.column is None:
+        return task
+    if args.task != "ner":
+        raise InputError(f"{given} belongs to ner, got the task {args.task}, whose columns are --text-columns")
+    from ..tasks.ner_sentences import NERSentences
+
+    return NERSentences(args.column)
 
 
 def _check_probabilities(task: Task, table: Path, out: Path, data: Path) -> None:

@@ -14,7 +14,8 @@ Tasks:
                                              squad_metrics
     swag                                     any multiple-choice data set: choice_forms, choice_rows, choice_files,
                                              choice_conversions
-    ner                                      tagged words: conll, conll_columns, conll_words, tagging; words
+    ner                                      tagged words: conll, conll_columns, conll_words, tagging
+    ner_sentences                            entities in plain sentences: words, conll_or_sentences
 
 Files of rows:
 

@@ -16,7 +16,8 @@ from ..wording import counted
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
 from .conll_columns import Block, ColumnFile, read_columns, split
-from .conll_words import check_tags, check_word_a_line, check_words, say_if_joined, say_if_tagged_twice
+from .conll_or_sentences import HINT, refuse_lone_lines, refuse_running_text
+from .conll_words import check_tags, check_words, refuse_json, say_if_joined, say_if_tagged_twice
 from .files import shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_types, without_type
@@ -61,9 +62,13 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in file.blocks), strict=True)]
     name = called(path)
-    check_word_a_line(name, lines, columns, file.labelled, WORDS)
+    refuse_json(name, lines, WORDS)
+    if not file.labelled:
+        refuse_lone_lines(name, lines, columns, HINT if ignore_tags else "")
     check_words(name, lines, columns)
-    if not ignore_tags:
+    if ignore_tags:
+        refuse_running_text(name, lines, columns)
+    else:
         check_tags(name, lines, columns)
         say_if_joined(name, columns)
         say_if_tagged_twice(name, lines, columns, file.width)
@@ -114,7 +119,8 @@ def _words_and_tags(
     words = record.values.get(column)
     if column is None:
         got = shorten(", ".join(record.values)) or "nothing"
-        raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got the columns {got}")
+        hint = "; --column names one of plain sentences" if ignore_tags else ""
+        raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got the columns {got}{hint}")
     if not isinstance(words, list) or not words:
         raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got {shorten(repr(words))}")
     for word in words:
@@ -167,6 +173,7 @@ def _sentence(name: str, block: Block, opening: str | None, file: ColumnFile, ig
             width = counted(file.width, "column")
             # KLUE tags characters, those between words too.
             hint = f"; {_NO_WORDS} leaves out lines without a word" if _NO_WORD.match(line) else ""
+            hint = hint or (HINT if ignore_tags and not file.labelled else "")
             raise ValueError(f"line {number}: expected {width}, got {len(columns)}: {shorten(line)!r}{hint}")
         if file.labelled and not is_tag(columns[-1], file.letters) and not ignore_tags:
             tag = without_type(columns[-1])

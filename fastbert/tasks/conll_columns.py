@@ -17,7 +17,8 @@ from .bad_rows import STRICT, BadRows
 from .files import read_lines
 from .tagging import is_tag, letters_of, with_types
 
-_DOCUMENT = "-DOCSTART-"
+DOCUMENT = "-DOCSTART-"
+"""The word of a line before each document."""
 _BLANKS = re.compile(r"[ \t]+")
 _COMMENT = re.compile(r"##?[ \t]|###MEDLINE:")
 _HEADS_OF_WORDS = frozenset(["word", "words", "token", "tokens", "form"])
@@ -76,7 +77,7 @@ def _blocks(path: str | os.PathLike, bad_rows: BadRows, documents: bool = True) 
 
 
 def _opens(line: str) -> bool:
-    return _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == _DOCUMENT
+    return _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == DOCUMENT
 
 
 def _mark_broken(block: Block, unread: BadRows) -> None:

@@ -41,20 +41,17 @@ Lines = Sequence[Sequence[tuple[int, str]]]
 Columns = Sequence[Sequence[Sequence[str]]]
 
 
-def check_word_a_line(path: str, lines: Lines, columns: Columns, labelled: bool, keys: Sequence[str]) -> None:
-    """Raises DataError for JSON, and for whole sentences on a line, where one word per line is expected: they would be
-    tagged as if they were words.
+def refuse_json(path: str, lines: Lines, keys: Sequence[str]) -> None:
+    """Raises DataError for JSON where one word per line is expected: its lines would be tagged as if they were words.
 
     Args:
-        path, lines, columns: those of `check_words`.
-        labelled: whether the last column has tags.
+        path, lines: those of `check_words`.
         keys: the keys that a JSON object may have for its words.
     """
     written = list(itertools.chain.from_iterable(lines))
     if not written:
         return
     number, first = written[0]
-    where = f"{path}, line {number}: expected a word a line"
     if first.lstrip().startswith("["):
         # The first line of a pretty-printed list is only a bracket, which may be a word; so may a reference like [1].
         found = (json_or_none(first), json_or_none("\n".join(text for _, text in written)))
@@ -62,10 +59,10 @@ def check_word_a_line(path: str, lines: Lines, columns: Columns, labelled: bool,
     else:
         is_json = has_form(json_or_none(first), [[key] for key in keys])
     if is_json:
-        raise DataError(f"{where}, got JSON, which is read from a file called .jsonl: {shorten(first)!r}")
-    single = all(len(sentence) <= 1 for sentence in columns)
-    if single and not labelled and all(len(found) > 1 for sentence in columns for found in sentence):
-        raise DataError(f"{where} and an empty line after each sentence, got several: {shorten(first)!r}")
+        raise DataError(
+            f"{path}, line {number}: expected a word a line, got JSON, which is read from a file called .jsonl: "
+            f"{shorten(first)!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class _Words:
         second has tags; GermEval's test file has none."""
         if self.width != 2:
             return self.width > 2
-        return 2 * sum(_is_any_tag(last) for *_, last in self.fields) < len(self.fields)
+        return 2 * sum(is_any_tag(last) for *_, last in self.fields) < len(self.fields)
 
 
 def check_words(path: str, lines: Lines, columns: Columns) -> None:
@@ -153,7 +150,7 @@ def _numbers_of_words(found: _Words) -> str | None:
     tagged = (
         at
         for at in range(2, found.width)
-        if all(len(of_line) > at and _is_any_tag(of_line[at]) for of_line in found.fields)
+        if all(len(of_line) > at and is_any_tag(of_line[at]) for of_line in found.fields)
     )
     tags = next(tagged, found.width - 1)
     if tags < found.width - 1:
@@ -178,8 +175,8 @@ def _names_of_sentences(found: _Words) -> str | None:
 
 
 def _tags_first(found: _Words) -> str | None:
-    tags = found.width > 1 and all(map(_is_any_tag, found.words)) and any(word != "O" for word in found.words)
-    if not tags or all(_is_any_tag(last) for *_, last in found.fields):
+    tags = found.width > 1 and all(map(is_any_tag, found.words)) and any(word != "O" for word in found.words)
+    if not tags or all(is_any_tag(last) for *_, last in found.fields):
         return None
     return (
         "the word in the first column and its tag in the last, got tags in the first; "
@@ -277,7 +274,7 @@ def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -
         return
     found = [of_line for sentence in columns for of_line in sentence if len(of_line) == width]
     before, last = ({of_line[at] for of_line in found} for at in (-2, -1))
-    if not all(map(_is_any_tag, before)):
+    if not all(map(is_any_tag, before)):
         return
     kinds = {tag[2:] for tag in before - {"O"}} & {tag[2:] for tag in last}  # chunks have other types
     if kinds:
@@ -292,7 +289,8 @@ def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -
         )
 
 
-def _is_any_tag(text: str) -> bool:
+def is_any_tag(text: str) -> bool:
+    """Whether a text is a tag of any scheme."""
     return text == "O" or (text[1:2] == "-" and any(is_tag(text, name) for name in LETTERS))
 
 

@@ -229,14 +229,20 @@ class NER(FeatureTask):
     ) -> Iterator[Sequence]:
         """A line for each word: the number of its sentence, the word, and the probability of each of the model's
         tags."""
+        for row, of_words in zip(rows, self.shares(rows, examples, outputs), strict=True):
+            for word, found in zip(row.texts, of_words, strict=True):
+                yield row.id, word, *map(float, found)
+
+    def shares(
+        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]
+    ) -> list[list[np.ndarray]]:
+        """For each word of each row the probabilities of `labels`, (C,)."""
         shares: list[list] = [[None] * len(row.texts) for row in rows]
         for example, scores in zip(examples, outputs, strict=True):
             owned: Owned = example.meta
             for row, word, found in zip(owned.rows, owned.words, softmax(scores[owned.positions]), strict=True):
                 shares[row][word] = found
-        for row, of_words in zip(rows, shares, strict=True):
-            for word, found in zip(row.texts, of_words, strict=True):
-                yield row.id, word, *map(float, found)
+        return shares
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
         """Precision, recall and F1 of entities, and the accuracy of tags, as conlleval has them, but between 0 and

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import DataError
 from ..parquet_files import SUFFIXES as PARQUET
 from ..text_files import without_gz
-from .bad_rows import BadRows, called
+from .bad_rows import STRICT, BadRows, called
 from .exported import PAIRS, SINGLE
 from .files import read_lines, shorten
 from .hub_files import JSON_LINES, Record, json_line_records, json_list_records
@@ -54,8 +54,12 @@ def read_typed(
     return None, itertools.chain(read, lines)
 
 
-def text_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+def text_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, str]]:
     """The lines of a file with one text in each, with their numbers; `-` for standard input.
+
+    Args:
+        path: the file.
+        bad_rows: what to do with lines that cannot be read.
 
     Raises:
         DataError: the file is a table or JSON, whose lines are not texts; or as `read_lines` does.
@@ -64,7 +68,7 @@ def text_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
     told = "name the column of its texts (--column), or write them to a file, a line each"
     if without_gz(path).lower().endswith(_NO_LINES):
         raise DataError(f"{where}, got a table or JSON by its name: {told}")
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, bad_rows):
         if number == 1 and has_form(json_or_none(line), (*SINGLE, *PAIRS)):
             raise DataError(f"{where}, got JSON, {shorten(line)!r}: {told}")
         yield number, line

@@ -65,6 +65,8 @@ def test_example(example, desk):
         prepare_data(desk / "DATA")
     for name in ("bert-base-uncased", "model"):
         save(desk / name, "BertForSequenceClassification", num_labels=2)
+    if "NERSentences" in code:
+        save(desk / "model", "BertForTokenClassification", id2label={0: "O", 1: "B-PER", 2: "I-PER"})
     for name in ("sentences", "all-MiniLM-L6-v2"):
         convert(desk / "model", desk / name, to="sentence-transformers")
     make_gpt2(desk / "gpt2")
@@ -78,6 +80,8 @@ def test_example(example, desk):
         assert names["vectors"].shape == (2, 32)
     if "scores" in names:
         assert names["scores"].shape == (2, 2)
+    if "NERSentences" in code:
+        assert {entity.type for entity in names["entities"]} <= {"PER"}
     if "word2vec" in code:
         assert (desk / "STATIC" / "config.json").is_file()
     if "dev.json" in code:
