@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from ..errors import DataError, InputError
 from ._paths import InputPath, OutputPath
+
+if TYPE_CHECKING:
+    from ..tasks.features import TokenFeatures
+
+_NUMBERS = re.compile("-?[0-9]{1,4}(,-?[0-9]{1,4})*")
+_NUMBERS_OF = {"last4-concat": (-1, -2, -3, -4), "last": (-1,), "second-to-last": (-2,)}
+"""The layers that --json writes apart from each other, by the names of choices that are made of whole layers."""
 
 
 @dataclass
@@ -23,6 +32,7 @@ class Extract:
 
     Example:
         fastbert extract --model RUN --layers last4-concat --out features lines.txt
+        fastbert extract --model RUN --json --layers=-1,-2 --out features lines.txt
     """
 
     file: Positional[Annotated[InputPath, arg(metavar="FILE")]]
@@ -34,20 +44,23 @@ class Extract:
     column: str | None = None
     """The column of the texts in a table: .tsv, .csv, .jsonl or .parquet; in one without a header its number, from
     1. "line" in tokens.jsonl is then the number of the row."""
-    layers: Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum"] = "last4-concat"
-    """Which layers make the features, as in the BERT paper's Table 7 (last4 needs at least four layers; all12-sum sums
-    all layers of any model)."""
+    layers: Annotated[str, arg(metavar="LAYERS")] = "last4-concat"
+    """Which layers make the features, as in the BERT paper's Table 7: embeddings, second-to-last, last, last4-sum,
+    last4-concat (last4 needs at least four layers) or all12-sum (sums all layers of any model). Or numbers of layers,
+    whose features follow each other: --layers=-1,-2 is the last layer and the one below, 0 is the first."""
+    json: bool = False
+    """Write OUT/features.jsonl instead, as google-research/bert's extract_features.py does: a JSON object for each
+    text, with every token and its values in each layer, by default in --layers=-1,-2,-3,-4."""
     truncate: bool = False
     """Cut off lines that are too long for the model; otherwise they are an error."""
 
 
 def run(args: Extract) -> None:
-    """Streams the file through the model; both results are written atomically."""
+    """Streams the file through the model; results are written atomically."""
     from .. import hardware, load_tokenizer
     from ..data.tokenizer import warn_if_larger
-    from ..errors import DataError
     from ..models.encoders import load_encoder
-    from ..result_files import atomic_write, check_writable, write_npy
+    from ..result_files import check_writable
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
     from ..tasks.column import texts_of
@@ -55,8 +68,9 @@ def run(args: Extract) -> None:
     from ..tasks.trained import model_directory
     from ._progress import progress
 
-    features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
-    for path in (features_path, tokens_path):
+    layers = _layers(args)
+    paths = [args.out / name for name in (["features.jsonl"] if args.json else ["features.npy", "tokens.jsonl"])]
+    for path in paths:
         check_writable(path, args.file)
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
@@ -67,24 +81,74 @@ def run(args: Extract) -> None:
         texts = map(_text_or_pair, texts)
     unit = "line" if args.column is None else "row"
     options = {"truncate": args.truncate, "name": called(args.file), "unit": unit}
-    with (
-        removed_on_sigterm(),
-        atomic_write(tokens_path) as index,
-        write_npy(features_path) as features,
-        progress("features", None, "lines") as advance,
-    ):
-        start, line = 0, 0
-        for line, found in enumerate(token_features(model, tokenizer, texts, args.layers, **options), 1):
-            features.append(found.values)
-            end = start + len(found.ids)
-            row = {"line": line, "start": start, "end": end, "tokens": found.tokens, "ids": found.ids}
+    with removed_on_sigterm(), progress("features", None, "lines") as advance:
+
+        def computed() -> Iterator[TokenFeatures]:
+            found = None
+            for found in token_features(model, tokenizer, texts, layers, **options):
+                yield found
+                advance(1)
+            if found is None:
+                raise DataError(f"{called(args.file)}: expected lines of text, got an empty file")
+
+        if args.json:
+            _write_json(computed(), layers, *paths)
+        else:
+            _write_arrays(computed(), *paths)
+    for path in paths:
+        print(path)
+
+
+def _layers(args: Extract) -> str | tuple[int, ...]:
+    """The name or the numbers in --layers.
+
+    Raises:
+        InputError: it is neither, or names a sum or the embeddings with --json.
+    """
+    from ..tasks.features import LAYERS
+
+    given = args.layers
+    if _NUMBERS.fullmatch(given):
+        return tuple(map(int, given.split(",")))
+    if given not in LAYERS:
+        known = ", ".join(LAYERS)
+        raise InputError(f"--layers: expected one of {known}, or numbers such as --layers=-1,-2, got {given!r}")
+    if args.json and given not in _NUMBERS_OF:
+        raise InputError(f"--json writes layers by their numbers, as in --layers=-1,-2,-3,-4, got --layers {given}")
+    return _NUMBERS_OF[given] if args.json else given
+
+
+def _write_arrays(found: Iterable[TokenFeatures], features_path: Path, tokens_path: Path) -> None:
+    from ..result_files import atomic_write, write_npy
+
+    with atomic_write(tokens_path) as index, write_npy(features_path) as features:
+        start = 0
+        for line, of_text in enumerate(found, 1):
+            features.append(of_text.values)
+            end = start + len(of_text.ids)
+            row = {"line": line, "start": start, "end": end, "tokens": of_text.tokens, "ids": of_text.ids}
             index.write(json.dumps(row, ensure_ascii=False) + "\n")
             start = end
-            advance(1)
-        if line == 0:
-            raise DataError(f"{called(args.file)}: expected lines of text, got an empty file")
-    print(features_path)
-    print(tokens_path)
+
+
+def _write_json(found: Iterable[TokenFeatures], layers: Sequence[int], path: Path) -> None:
+    """Writes the lines of google-research/bert's extract_features.py, with its names of keys and its rounding."""
+    from ..result_files import atomic_write
+
+    with atomic_write(path) as file:
+        for number, of_text in enumerate(found):
+            values = of_text.values.reshape(len(of_text.ids), len(layers), -1)
+            features = [
+                {
+                    "token": token,
+                    "layers": [
+                        {"index": index, "values": [round(value, 6) for value in of_layer.tolist()]}
+                        for index, of_layer in zip(layers, of_token, strict=True)
+                    ],
+                }
+                for token, of_token in zip(of_text.tokens, values, strict=True)
+            ]
+            file.write(json.dumps({"linex_index": number, "features": features}, ensure_ascii=False) + "\n")
 
 
 def _text_or_pair(line: str) -> str | tuple[str, str]:

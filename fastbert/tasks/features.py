@@ -31,15 +31,21 @@ WINDOW = 256
 @dataclass(frozen=True)
 class TokenFeatures:
     """Features of one text: its n tokens with [CLS] and [SEP], their ids, and values (n, H) float32, (n, 4H) for
-    last4-concat."""
+    last4-concat, (n, L x H) for the numbers of L layers."""
 
     tokens: list[str]
     ids: list[int]
     values: np.ndarray
 
 
-def check_layers(layers: str, count: int) -> None:
+def check_layers(layers: str | Sequence[int], count: int) -> None:
     """Raises InputError if there is no such choice, or a model with ``count`` layers has too few layers for it."""
+    if not isinstance(layers, str):
+        wrong = next((number for number in layers if not -count <= number < count), None)
+        if wrong is not None or not layers:
+            got = "none" if wrong is None else wrong
+            raise InputError(f"layers must be numbers from -{count} to {count - 1} for a model's {count}, got {got}")
+        return
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     needed = {"second-to-last": 2, "last4-sum": 4, "last4-concat": 4}.get(layers, 0)
@@ -47,17 +53,21 @@ def check_layers(layers: str, count: int) -> None:
         raise InputError(f"layers {layers} needs a model of at least {needed} layers, got {count}")
 
 
-def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.Tensor:
-    """Combines hidden states, the embeddings' output first, each (T, H), into features (T, H) or (T, 4H).
+def select_layers(hidden_states: Sequence[torch.Tensor], layers: str | Sequence[int]) -> torch.Tensor:
+    """Combines hidden states, the embeddings' output first, each (T, H), into features (T, H), (T, 4H) or, for the
+    numbers of L layers, (T, L x H).
 
     ``all12-sum`` is the sum of all layers of the encoder, however many there are, without the embeddings. In a model
-    without layers the embeddings count as its last layer.
+    without layers the embeddings count as its last layer. Layers with numbers, 0 the first and -1 the last, follow each
+    other in the order of the numbers.
 
     Raises:
         InputError: there is no such choice, or the model has too few layers for it.
     """
     encoder = list(hidden_states[1:]) or list(hidden_states)
     check_layers(layers, len(encoder))
+    if not isinstance(layers, str):
+        return torch.cat([encoder[number] for number in layers], -1)
     if layers == "embeddings":
         return hidden_states[0]
     if layers == "second-to-last":
@@ -73,7 +83,7 @@ def token_features(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
     texts: Iterable[str | tuple[str, str]],
-    layers: str,
+    layers: str | Sequence[int],
     *,
     truncate: bool = False,
     token_budget: int = 4096,
@@ -87,7 +97,7 @@ def token_features(
         model: one that `models.encoders.load_encoder` loads.
         tokenizer: the model's.
         texts: texts or pairs.
-        layers: one of `LAYERS`.
+        layers: one of `LAYERS`, or the numbers of layers (`select_layers`).
         truncate: whether to cut texts over the model's max_position_embeddings; otherwise they are an error.
         token_budget: the most tokens in a batch.
         name: the name of the texts in messages, such as that of a file with one text per line.
@@ -97,7 +107,7 @@ def token_features(
         DataError: a text is too long; the message has its number.
         InputError: there is no such choice of layers, or the model has too few for it.
     """
-    if layers not in LAYERS:
+    if isinstance(layers, str) and layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     limit = model.config.max_position_embeddings
     encoder, side = private_copy(tokenizer), side_of(tokenizer)
@@ -131,7 +141,7 @@ def _tokens(encoding: Encoding, max_seqlen: int | None, side: str) -> _Tokens:
 
 @torch.inference_mode()
 def _window_features(
-    model: torch.nn.Module, rows: Sequence[_Tokens], layers: str, token_budget: int
+    model: torch.nn.Module, rows: Sequence[_Tokens], layers: str | Sequence[int], token_budget: int
 ) -> list[np.ndarray]:
     device = next(model.parameters()).device
     wanted = plain_outputs(model) | {"output_hidden_states": True}

@@ -67,3 +67,6 @@ def test_choices_that_do_not_fit():
         select_layers(states, "last4-sum")
     with pytest.raises(InputError, match="layers must be one of"):
         select_layers(states, "first")
+    for numbers, got in (((0, 2), 2), ((-3,), -3), ((), "none")):
+        with pytest.raises(InputError, match=f"layers must be numbers from -2 to 1 for a model's 2, got {got}"):
+            select_layers(states, numbers)
