@@ -7,6 +7,7 @@ import difflib
 import os
 import types
 import typing
+from pathlib import Path
 from typing import Any, Literal
 
 from .errors import InputError
@@ -103,6 +104,7 @@ _WORDS = {
     float: "a number",
     bool: "true or false",
     str: "a text",
+    Path: "a path",
     dict: "a mapping",
     type(None): "null",
 }
@@ -135,6 +137,9 @@ def _fit(value, hint):
         return tuple(_fit(entry, part) for entry, part in zip(value, parts, strict=True))
     if origin is Literal:
         fits = value in parts
+    elif hint is Path:
+        fits = isinstance(value, str) and value.strip() != ""
+        value = Path(os.path.expanduser(value))  # no shell has read it
     elif hint is float:
         # YAML 1.1 reads 1e-4, which has no decimal point, as a string.
         fits = not isinstance(value, bool)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
+from ..options import fitted_options
 from ..tasks.config import FEATURE_RECIPE, RECIPES, FinetuneConfig, SearchConfig, TaskOptions
+from ..text_files import read_yaml
 from ..wording import counted
-from ._options import check_one_of, option
+from ._options import check_one_of, option, value_of
 from ._paths import InputName, InputPath, OutputPath
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ class Finetune(FinetuneConfig, SearchConfig):
         fastbert finetune rte --model DIR --train train.tsv --dev dev.tsv --out RUN --restarts 5
         fastbert finetune mrpc --model DIR --train train.tsv --dev dev.tsv --out RUN --grid
         fastbert finetune mrpc --model DIR --train train.tsv --dev dev.tsv --out RUN --grid --resume auto
+        fastbert finetune --config RUN/config.yaml --seed 1 --out OTHER
         fastbert evaluate sst2 --model RUN --data dev.tsv
     """
 
@@ -40,6 +45,8 @@ class Finetune(FinetuneConfig, SearchConfig):
     """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag, ner; or, for
     files of your own (--text-columns, --label-column), text-classification, text-multilabel (any number of labels a
     text) or text-regression."""
+    config: Annotated[InputPath | None, arg(metavar="FILE")] = None
+    """A YAML file of options, which the command line overrides, such as the config.yaml of a run."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
     train: Annotated[tuple[InputPath, ...], arg(metavar="FILE [FILE ...]")]
@@ -80,18 +87,55 @@ class Finetune(FinetuneConfig, SearchConfig):
         return FinetuneConfig(**{f.name: getattr(self, f.name) for f in fields(FinetuneConfig)})
 
 
+_IN_PLACE_OF = (
+    ("dev", "dev_share"),
+    ("batch_size", "token_budget"),
+    ("label_column", "label_columns"),
+    ("zero", "deepspeed"),
+)
+"""Options of which one is in place of the other."""
+
+
 def defaults(argv: Sequence[str]) -> Finetune | None:
-    """The options of the paper's recipe for the task, which the command line may override; None if there is none."""
+    """The options in the file of --config, and those of the paper's recipe for the task, all of which the command line
+    may override; None if there are neither."""
     import tyro
 
+    path = value_of("--config", argv)
+    values, tasks = {}, RECIPES
+    if path:  # an empty one is refused later, with all paths
+        from ..tasks.registry import TASKS as tasks
+
+        values = _options_in(Path(os.path.expanduser(path)), argv)
     # The task is the word that is not the value of an option.
     pairs = zip(["", *argv], argv, strict=False)
-    recipe = next((RECIPES[word] for before, word in pairs if word in RECIPES and not _waits(before)), None)
-    if any(word.partition("=")[0] == "--features" for word in argv):
+    task = next((word for before, word in pairs if word in tasks and not _waits(before)), values.get("task"))
+    recipe = RECIPES.get(task, {})
+    if values.get("features") is not None or any(word.partition("=")[0] == "--features" for word in argv):
         recipe = FEATURE_RECIPE
-    if recipe is None:
+    if not recipe and not path:
         return None
-    return Finetune(task=tyro.MISSING, model=tyro.MISSING, train=tyro.MISSING, out=tyro.MISSING, **recipe)
+    needed = dict.fromkeys(("task", "model", "train", "out"), tyro.MISSING)
+    return Finetune(**{**needed, **recipe, **values})
+
+
+def _options_in(path: Path, argv: Sequence[str]) -> dict[str, Any]:
+    """The options in a YAML file, without those in whose place another is on the command line.
+
+    Raises:
+        InputError: there is no such file, or it has an unknown option or a value of another type.
+    """
+    values = read_yaml(path)
+    if "config" in values:
+        raise InputError(f"{path}: expected options, got config, which names such a file")
+    if isinstance(values.get("train"), str):
+        values["train"] = [values["train"]]
+    values = fitted_options(values, Finetune, path)
+    given = {word.partition("=")[0].replace("_", "-") for word in argv}
+    for one, other in (*_IN_PLACE_OF, *(pair[::-1] for pair in _IN_PLACE_OF)):
+        if option(one) in given:
+            values.pop(other, None)
+    return {**values, "config": path}
 
 
 def _waits(word: str) -> bool:

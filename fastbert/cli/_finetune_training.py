@@ -57,6 +57,10 @@ def train(
     files = [str(path) for path in args.train]
     source = {"model": str(args.model), "train": files if len(files) > 1 else files[0]}
     source |= {"dev": str(args.dev)} if args.dev is not None else {"dev_share": args.dev_share}
+    source |= {"also": [str(path) for path in args.also]} if args.also else {}
+    for name in ("features", "feature_units", "skip_bad_rows", "fallback_encoding"):
+        if getattr(args, name) != getattr(Finetune, name):
+            source[name] = getattr(args, name)
 
     def new_model() -> torch.nn.Module:
         return task.model(inputs.directory).to(hardware.default_device())

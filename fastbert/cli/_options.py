@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,16 @@ def refuse_given(args: Any, *names: str, because: str) -> None:
     for name in names:
         if getattr(args, name) != getattr(type(args), name):
             raise InputError(f"{option(name)} belongs to {because}")
+
+
+def value_of(name: str, argv: Sequence[str]) -> str | None:
+    """The value of an option on the command line, the last if it is given twice, as tyro takes it; None without."""
+    last = None
+    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+        found, equals, value = word.partition("=")
+        if found == name and (equals or not following.startswith("--")):
+            last = value if equals else following
+    return last
 
 
 def command_line() -> str:

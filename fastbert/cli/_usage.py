@@ -7,6 +7,8 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
+import tyro
+
 from ..errors import InputError
 from ..wording import listed
 from ._other_names import called_here
@@ -40,7 +42,7 @@ def check_switches(options: type, argv: Sequence[str]) -> None:
             raise InputError(f"{name}: expected no value, got {value!r}")
 
 
-def refuse(options: type, prog: str, argv: Sequence[str], told: str) -> None:
+def refuse(options: type, prog: str, argv: Sequence[str], told: str, default: object = None) -> None:
     """Raises InputError that says in one sentence what is wrong with a command line.
 
     Returns if ``told``, which tyro has printed, is of no form that is known here.
@@ -50,8 +52,9 @@ def refuse(options: type, prog: str, argv: Sequence[str], told: str) -> None:
         prog: the command's name in messages.
         argv: the words of the command line.
         told: what tyro has printed.
+        default: an instance with the values of options that are not given, if there is one.
     """
-    missing = _missing(options, argv, told)
+    missing = _missing(options, argv, told, default)
     _check_taken(options, argv, missing)
     text = " ".join(_DRAWN.sub(" ", told).split())
     show = f"; `{prog} --help` shows the options"
@@ -89,12 +92,14 @@ def _refuse_unknown(options: type, argv: Sequence[str], told: Sequence[str], sho
     raise InputError(f"unknown option {option}{hint}{show}")
 
 
-def _missing(options: type, argv: Sequence[str], told: str) -> list[str]:
-    """The needed arguments that are not on the command line, those without a name first."""
+def _missing(options: type, argv: Sequence[str], told: str, default: object) -> list[str]:
+    """The needed arguments that are neither on the command line nor in ``default``, those without a name first."""
     given = {_dashed(_name(word)) for word in argv}
     without, named = [], []
     for field in dataclasses.fields(options):
         if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING:
+            continue
+        if getattr(default, field.name, tyro.MISSING) is not tyro.MISSING:
             continue
         option = _dashed(f"--{field.name}")
         if not field.type.startswith("Positional"):

@@ -149,7 +149,7 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
                 raise cause from None
             cause = cause.__context__
         if stop.code:
-            refuse(options, prog, argv, told.getvalue())
+            refuse(options, prog, argv, told.getvalue(), default)
         sys.stderr.write(told.getvalue())
         raise
 

@@ -16,7 +16,7 @@ from ..train import recipes
 from ..train.config import PretrainConfig
 from ..train.phase_options import Phase
 from ..wording import counted, duration
-from ._options import option, refuse_given
+from ._options import option, refuse_given, value_of
 from ._paths import InputName, InputPath, OutputName
 
 _PATHS = ("data", "cache", "out", "model", "deepspeed", "resume")
@@ -62,16 +62,6 @@ class Pretrain(PretrainConfig):
         """Does nothing: options are checked in `run`, since tyro would put a box around the message."""
 
 
-def _value_of(name: str, argv: Sequence[str]) -> str | None:
-    """The value of an option on the command line, the last if it is given twice, as tyro takes it; None without."""
-    last = None
-    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
-        found, equals, value = word.partition("=")
-        if found == name and (equals or not following.startswith("--")):
-            last = value if equals else following
-    return last
-
-
 def _file(recipe: str | None, config: str | Path | None) -> Path | None:
     """The file with the defaults of the options, if any."""
     if recipe is not None and config is not None:
@@ -83,7 +73,7 @@ def _file(recipe: str | None, config: str | Path | None) -> Path | None:
 
 def defaults(argv: Sequence[str]) -> Pretrain | None:
     """The options in the file of --config or --recipe, which the command line may override."""
-    recipe, config = _value_of("--recipe", argv), _value_of("--config", argv)
+    recipe, config = value_of("--recipe", argv), value_of("--config", argv)
     path = _file(recipe, config)
     if path is None:
         return None

@@ -120,9 +120,11 @@ def asked(tmp_path, monkeypatch, capsys):
     """Gives words to the command line, up to where a command would run; returns what is said against them, or ""."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").mkdir()
-    (tmp_path / "RUN" / "config.yaml").write_text("data: DATA\n")
+    options = re.search(r"```yaml\n(task: .*?)```", PAGES["docs/finetuning.md"].read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "sst2.yaml").write_text(options[1])
 
     def ask(words: list[str]) -> str:
+        (tmp_path / "RUN" / "config.yaml").write_text(options[1] if words[0] == "finetune" else "data: DATA\n")
         monkeypatch.setattr(_command_module(words[0]), "run", lambda args: None)
         return capsys.readouterr().err or f"status {status}" if (status := main(words)) else ""
 
@@ -136,7 +138,7 @@ def test_commands_of_a_page_are_accepted_as_printed(page, asked):
     said = {" ".join(words): asked(words) for words in printed}
     assert not {words: against for words, against in said.items() if against}
     tasks = {words[1] for words in printed if words[0] in ("finetune", "evaluate", "predict")}
-    assert tasks <= {*TASKS, "TASK"}
+    assert tasks <= {*TASKS, "TASK", "--config"}  # the file has the task
 
 
 @pytest.mark.parametrize("command", COMMANDS)
