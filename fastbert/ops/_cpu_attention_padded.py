@@ -5,6 +5,7 @@ Otherwise the reference, with its dropout masks drawn by our kernel.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +13,39 @@ from .. import _native, reference
 from ..rng import Dropout
 from . import _cpu, _dispatch
 from ._cpu_dropout import keep_mask
+from ._double_backward import differentiable
+from ._gradients import gradients_of
+from ._product_dtypes import product_dtype
+
+
+def _gradient_again(ctx, saved, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return reference.attention_padded(q, k, v, mask, softmax_scale=ctx.scale)[0]
+
+    return *gradients_of(attend, saved, dout), None
+
+
+class _Recomputed(torch.autograd.Function):
+    """torch's fused attention, whose gradient on a CPU is an operator that has none itself.
+
+    The forward pass is computed again for the gradient, which takes what only torch's own node could save: this path is
+    for seldom masks."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.scale = scale
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+
+    @staticmethod
+    @differentiable(_gradient_again)
+    def backward(ctx, saved: tuple[Tensor | None, ...], dout: Tensor):
+        wanted = ctx.needs_input_grad[:4]
+        given = [None if x is None else x.detach().requires_grad_(want) for x, want in zip(saved, wanted, strict=True)]
+        with torch.enable_grad():
+            out = F.scaled_dot_product_attention(*given, scale=ctx.scale)
+        found = iter(torch.autograd.grad(out, [x for x in given if x is not None and x.requires_grad], dout))
+        return *(next(found) if want else None for want in wanted), None
 
 
 def _accepts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **_) -> str | None:
@@ -31,7 +65,11 @@ def attention_padded(
 ) -> tuple[Tensor, Tensor | None]:
     if not probabilities and dropout is None:
         # Since torch 2.5, rows without keys give 0 here too, and a mask that requires a gradient gets it.
-        return F.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale), None
+        if torch.compiler.is_compiling():
+            return F.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale), None
+        dtype = product_dtype(q)
+        tensors = (None if x is None else x.to(dtype) for x in (q, k, v, mask))
+        return _Recomputed.apply(*tensors, softmax_scale), None
     options = {"softmax_scale": softmax_scale, "dropout": dropout, "keep_mask": keep_mask}
     out, probs = reference.attention_padded(q, k, v, mask, **options)
     return out, probs if probabilities else None

@@ -189,8 +189,10 @@ def test_the_hessian_of_pretraining_times_a_vector(p, how):
     _assert_same(got, wanted, 0.05 if how == "autocast" else 1e-4)
 
 
+@pytest.mark.parametrize("mask", [MASK, MASK.flip(1)], ids=["prefix", "left"])
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-def test_the_hessian_of_a_patched_models_loss_times_a_vector(train):
+def test_the_hessian_of_a_patched_models_loss_times_a_vector(train, mask):
+    """A pooler that may read masked tokens takes the padded path."""
     torch.manual_seed(0)
     config = transformers.BertConfig(**SIZES, attn_implementation="eager")
     theirs = transformers.BertForSequenceClassification(config).train(train)
@@ -198,7 +200,7 @@ def test_the_hessian_of_a_patched_models_loss_times_a_vector(train):
     ids, direction = torch.randint(5, 60, (2, 5)), {n: torch.randn_like(p) for n, p in theirs.named_parameters()}
 
     def loss(model: nn.Module):
-        return lambda: model(ids, attention_mask=MASK, labels=torch.tensor([0, 1])).loss
+        return lambda: model(ids, attention_mask=mask, labels=torch.tensor([0, 1])).loss
 
     wanted, got = (_hessian_times(model, loss(model), direction) for model in (theirs, ours))
     _assert_same(got, wanted, 1e-4)

@@ -35,6 +35,19 @@ def test_attention_with_a_bias():
         check(attention, [(11, 2, 16)] * 3 + [(2, 13)], torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_attention(dtype):
+    """Also of a query that has no keys, and of a mask that is learned."""
+    shut = torch.zeros(2, 1, 5, 5)
+    shut[0, 0, :, :2] = shut[1, 0, 3] = float("-inf")
+
+    def attention(q, k, v, mask):
+        return ops.attention_padded(q, k, v, mask + shut.to(mask.dtype), softmax_scale=0.7, probabilities=False)[0]
+
+    with ops.backend("cpu"):
+        check(attention, [(2, 3, 5, 16)] * 3 + [(2, 1, 5, 5)], dtype)
+
+
 def test_gradients_that_are_added_in_place_have_none():
     word, others = torch.randn(7, 8, requires_grad=True), [torch.randn(2, 8), torch.randn(6, 8)]
     weight, bias = torch.ones(8, requires_grad=True), torch.zeros(8)
