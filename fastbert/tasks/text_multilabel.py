@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import logging
 import os
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from .hub_files import Record
 
 _log = logging.getLogger("fastbert")
-# As programs write them into tables: lists, and where their items are quoted or numbers, sets and tuples too.
-_LIST = re.compile(r"""\[(.*)\]|\{(\s*['"].*)\}|\((\s*['"].*|[0-9\s.,]*)\)""", re.DOTALL)
+# As programs write them into tables: lists, sets (and PostgreSQL's arrays); tuples where items are quoted or numbers.
+_LIST = re.compile(r"""\[(.*)\]|\{(.*)\}|\((\s*['"].*|[0-9\s.,]*)\)""", re.DOTALL)
 _CALL = re.compile(r"(array|set|frozenset)\(.*", re.DOTALL)
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _SEPARATORS = re.compile(r"[,;|]")
@@ -320,21 +321,23 @@ def _items(inside: str, text: str) -> list[str]:
         text: the list, for the message.
 
     Raises:
-        ValueError: something is not quoted, where other items are.
+        ValueError: something is not quoted, where other items are; or quoted as nobody writes it.
     """
     quoted = _QUOTED.findall(inside)
     if quoted or "'" in inside or '"' in inside:
         if _QUOTED.sub("", inside).strip(", \r\n"):
             raise ValueError(f"expected a list of labels, all of them in quotes or none, got {shorten(repr(text))}")
         return [_unquoted(item) for item in quoted]
-    return inside.removesuffix(",").split("," if "," in inside else None) if inside.strip() else []
+    return inside.removesuffix(",").split("," if "," in inside else None)
 
 
 def _unquoted(item: str) -> str:
-    """A quoted text of JSON or Python without its quotes."""
+    """A quoted text of JSON or Python without its quotes. Raises ValueError if it is neither."""
     if "\\" not in item:
         return item[1:-1]
-    try:
+    with contextlib.suppress(ValueError):
         return json.loads(item)
-    except ValueError:
+    try:
         return ast.literal_eval(item)
+    except SyntaxError:
+        raise ValueError(f"expected a label in quotes as Python or JSON writes it, got {shorten(repr(item))}") from None

@@ -27,10 +27,15 @@ def task_of(**options) -> TextMultilabel:
         ("{'b', 'a'}", ("a", "b")),  # Python's sets and tuples
         ("('a',)", ("a",)),
         ("(2, 10)", ("2", "10")),
+        ("(2,)", ("2",)),
         ("()", ()),
+        ("[ ]", ()),
+        ("{10, 2}", ("2", "10")),
         ("set()", ()),
         ("[sci fi, b]", ("b", "sci fi")),  # Spark's, without quotes
-        ("['sci fi' 'b']", ("b", "sci fi")),  # numpy's, without commas
+        ("['sci fi' 'b'\n 'c']", ("b", "c", "sci fi")),  # numpy's, without commas
+        ('{"sci fi","b"}', ("b", "sci fi")),  # PostgreSQL's
+        ("{b,a}", ("a", "b")),
         (r"""['it\'s "b"', "c's"]""", ("c's", """it's "b\"""")),
         (r'["caf\u00e9", "a\/b"]', ("a/b", "caf\u00e9")),  # JSON
         ("(R)-limonene", ("(R)-limonene",)),
@@ -40,7 +45,24 @@ def test_lists_as_programs_write_them_into_tables(written, labels):
     assert TextMultilabel().parse(written) == labels
 
 
-BITS = ["[1, 0]", "[0, 1]"], ["[1. 0.]", "[0. 1.]"], ["[True, False]", "[False, True]"], ["1,0", "0,1"]
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("frozenset({'a',\n'b'})", "expected labels, or a list of them in square brackets, got "),
+        ("[it's, b]", "expected a list of labels, all of them in quotes or none, got "),
+        (r"['C:\users', 'b']", "expected a label in quotes as Python or JSON writes it, got "),
+        ("['it\\'s\nb']", "expected a label in quotes as Python or JSON writes it, got "),
+    ],
+)
+def test_what_looks_like_a_list_and_is_none_is_refused(written, said):
+    with pytest.raises(ValueError, match=said):
+        TextMultilabel().parse(written)
+
+
+BITS = (
+    *(["[1, 0]", "[0, 1]"], ["[1.0, 0.0]", "[0.0, 1.0]"], ["[1. 0.]", "[0. 1.]"]),
+    *(["[True, False]", "[False, True]"], ["1,0", "0,1"]),
+)
 
 
 @pytest.mark.parametrize("written", BITS)
@@ -56,8 +78,12 @@ def test_zeros_and_ones_of_two_labels_are_not_lists_of_labels(tmp_path, written)
         with pytest.raises(DataError, match="got LABEL_0 and LABEL_1 in every row: zeros and ones"):
             TextMultilabel(("LABEL_0", "LABEL_1")).read(path)
         assert [row.label for row in TextMultilabel(("0", "1", "2")).read(path)] == [("0", "1")] * 2
-    path.write_text("text\tlabel\n" + "".join(f"A\t{bits}\n" for bits in [*written, ""]))
-    assert [len(row.label) for row in TextMultilabel().read(path)] == [2, 2, 0]
+    predicting = TextMultilabel()
+    predicting.predicting = True
+    assert [len(row.label) for row in predicting.read(path)] == [2, 2]
+    for lines, counts in ([*written, ""], [2, 2, 0]), (written[:1], [2]):  # of one row nobody can tell
+        path.write_text("text\tlabel\n" + "".join(f"A\t{bits}\n" for bits in lines))
+        assert [len(row.label) for row in TextMultilabel().read(path)] == counts
 
 
 def test_zeros_and_ones_with_blanks_between_them_are_told(tmp_path, caplog):
@@ -83,6 +109,52 @@ def test_labels_that_look_wrong_are_told_as_in_text_classification(tmp_path, cap
     task_of(text_columns=columns).for_training(rows, tmp_path / "train.tsv")
     assert said in caplog.text
     assert bool(said) == bool(caplog.text)
+
+
+def test_a_row_without_labels_and_columns_that_are_alike_are_no_reason_to_warn(tmp_path, caplog):
+    rows = [Row("0", ("x",), None), *(Row(str(n), ("x",), label) for n, label in enumerate([("A",), ("a",)], 1))]
+    task = task_of(label_columns=("A", "a"))
+    assert task.for_training(rows, tmp_path / "train.tsv") == rows
+    assert not caplog.text
+    task_of(label_separator="|").for_training([Row("0", ("x",), ("a b", "a"))], tmp_path / "train.tsv")
+    assert not caplog.text
+
+
+def test_a_labels_number_in_quotes_is_that_of_its_name():
+    """As a Parquet file has it whose column of classes was turned into texts."""
+    assert TextMultilabel().label_of("1", ("joy", "anger")) == ("anger",)
+
+
+def test_labels_that_cannot_be_read_do_not_matter_for_predictions(tmp_path):
+    for content, options in (
+        ('{"text": "A", "label": [true]}\n', {}),
+        ('{"text": "A", "a": 2, "b": 0}\n', {"label_columns": ("a", "b")}),
+    ):
+        (tmp_path / "data.jsonl").write_text(content)
+        task = task_of(**options)
+        task.predicting = True
+        assert [row.label for row in task.read(tmp_path / "data.jsonl")] == [None]
+
+
+def test_a_separator_with_blanks_around_it_is_one_without_them():
+    task = task_of(label_separator=" | ")
+    assert task.parse("a |b") == ("a", "b")
+    assert task.show(("a", "b")) == "a | b"
+    with pytest.raises(ValueError, match=r"expected labels without ' \| ', which separate them"):
+        task.label_of(["a|b"], ())
+
+
+def test_a_label_needs_a_probability_above_a_half():
+    task, logits = TextMultilabel(("a", "b", "c")), [np.array([0.0, 1e-6, -100.0], np.float32)]
+    rows = [Row("0", ("x",), None)]
+    assert task.decode(rows, [], logits) == [("b",)]
+    assert list(task.probabilities(rows, [], logits)) == [("0", 0.5, pytest.approx(0.5), pytest.approx(np.exp(-100)))]
+
+
+def test_a_column_whose_label_is_nowhere_counts_as_without_a_model():
+    """Otherwise macro F1 would not be that of the same predictions with the model."""
+    rows = [Row("0", ("x",), ("a",))]
+    assert task_of(label_columns=("a", "b")).metric(rows, [("a",)])["macro_f1"] == 0.5
 
 
 def test_columns_of_labels_keep_their_capitals_below_a_text_column_with_one(tmp_path):

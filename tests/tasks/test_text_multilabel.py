@@ -33,8 +33,9 @@ IN_COLUMNS = r": zeros and ones that say which labels a text has belong in colum
 FORMS = {
     "text\tlabel\nA b\ta,b\nC\t\nD\tb\n": {},  # with names of one's own, one row without any
     "text\tlabel\nA b\ta|b\nC\t\nD\tb\n": {},
+    "text\tlabel\nA b\ta; b\nC\t\nD\tb\n": {},
     "text,label\nA b,\"['a', 'b']\"\nC,[]\nD,['b']\n": {},  # as pandas writes a column of lists
-    "text\tlabel\nA b\ta b\nC\t\nD\tb\n": {"label_separator": " "},
+    "text\tlabel\nA b\ta  b\nC\t\nD\tb\n": {"label_separator": " "},
     "text\tlabel\nA b\ta::b\nC\t\nD\tb\n": {"label_separator": "::"},
     '{"text": "A b", "label": ["b", "a"]}\n{"text": "C", "label": []}\n{"text": "D", "label": ["b"]}\n': {},
     '[{"text": "A b", "labels": ["b", "a"]}, {"text": "C", "labels": []}, {"text": "D", "labels": "b"}]': {
@@ -44,7 +45,7 @@ FORMS = {
         "text_columns": ("Tweet",),
         "label_columns": ("a", "b"),
     },
-    '{"text": "A b", "a": 1, "b": true}\n{"text": "C", "a": 0, "b": 0.0}\n{"text": "D", "a": false, "b": 1.0}\n': {
+    '{"text": "A b", "a": " 1", "b": true}\n{"text": "C", "a": 0, "b": 0.0}\n{"text": "D", "a": false, "b": 1.0}\n': {
         "label_columns": ("a", "b")
     },
 }
@@ -98,11 +99,12 @@ def test_jigsaw_as_published(tmp_path):
     assert rows == [Row("0a", ('He said "no".\n\nLeft, then',), ()), Row("0b", ("Bad",), ("threat", "toxic"))]
     task.learn(rows)
     assert task.labels == ("toxic", "obscene", "threat"), "in the order of the columns, and also without a row"
-    path.write_text(JIGSAW.replace(",1,0,1", ",-1,-1,-1"))  # a row of its test file that is not scored
-    assert [row.label for row in task.read(path)] == [(), None]
-    path.write_text('"id","comment_text"\n"0a","Fine"\n')
-    [row] = task.read(path)
-    assert (row.texts, row.label) == (("Fine",), None)
+    for unknown in ("-1,-1,-1", "-1.0,-1.0,-1.0", "1,0,-1"):  # a row of its test file that is not scored
+        path.write_text(JIGSAW.replace(",1,0,1", f",{unknown}"))
+        assert [row.label for row in task.read(path)] == [(), None]
+    path.write_text('"id","comment_text"\n"0a","Fine"\n"0b","Bad"\n')
+    [row, other] = task.read(path)
+    assert (row.texts, row.label, other.label) == (("Fine",), None, None)
     said = f"{path}, line 2: expected the columns toxic, obscene, threat of labels, got the columns id, comment_text"
     with pytest.raises(DataError, match=re.escape(f"{said} (--label-columns names others)")):
         require_labels(task, [row], path)
@@ -150,6 +152,12 @@ def test_fast_texts_lines(tmp_path):
             r'line 2: expected labels, or a list of them in square brackets, got "array\(',
         ),
         ('{"text": "A", "label": [["a"]]}\n', {}, "line 1: expected a list of labels, got "),
+        ('{"text": "A", "label": [NaN]}\n', {}, r"line 1: expected a list of labels, got \[nan\]"),
+        (
+            r'{"text": "A", "label": ["a\tb"]}',
+            {},
+            r"line 1: expected labels of a character or more, no tab or line end, got 'a\\tb'",
+        ),
         ('{"text": "A", "label": {"a": 1}}\n', {}, "line 1: expected a list of labels, got "),
         (
             '{"text": "A", "label": ["Failure, heart"]}\n',
@@ -204,7 +212,7 @@ def test_a_label_that_joins_others_with_blanks_is_told(tmp_path, caplog):
     task.for_training(task.read(path), path)
     assert "the label 'cs.AI cs.CV' is several others with blanks between them" in caplog.text
     caplog.clear()
-    path.write_text("text\tlabel\nA\tsci fi\nB\tcs.AI\nC\tcs.CV\n")
+    path.write_text("text\tlabel\nA\tsci fi\nB\tsci\nC\tcs.CV\n")
     task.for_training(task.read(path), path)
     assert not caplog.text
 
@@ -384,6 +392,7 @@ def test_a_model_of_transformers_predicts_and_is_evaluated(tmp_path, capsys):
             {"problem_type": "single_label_classification"},
             "expected a model of several labels a text, with the problem_type multi_label_classification in its",
         ),
+        ({"problem_type": "regression"}, "multi_label_classification in its config.json, got regression"),
         (
             {"id2label": {0: "a, b", 1: "c", 2: "d"}},
             "task text-multilabel: expected labels without commas, semicolons and vertical bars, which separate them "
