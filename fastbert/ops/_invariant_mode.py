@@ -63,6 +63,8 @@ def _on_full_vectors(function: Callable, x: Tensor, *args, **kwargs) -> Tensor:
 
 def _element_wise(function: Callable) -> Callable:
     def run(x: Tensor, *args, **kwargs) -> Tensor:
+        if not isinstance(x, Tensor) and args:  # a number to the power of a tensor
+            return _element_wise(lambda power: function(x, power, **kwargs))(*args)
         beside = any(isinstance(value, Tensor) and value.dim() for value in (*args, *kwargs.values()))
         if not isinstance(x, Tensor) or beside or not x.dim():
             return function(x, *args, **kwargs)
@@ -133,13 +135,15 @@ _PIECE = 1024  # elements: many times what a processor's vectors hold, and too f
 _IN_PLACE = (
     *(torch.tanh_, Tensor.tanh_, torch.sigmoid_, Tensor.sigmoid_),
     *(torch.exp_, Tensor.exp_, torch.erf_, Tensor.erf_, torch.exp2_, Tensor.exp2_, torch.rsqrt_, Tensor.rsqrt_),
-    *(torch.sinh_, Tensor.sinh_, torch.cosh_, Tensor.cosh_, torch.atanh_, Tensor.atanh_, Tensor.pow_),
+    *(torch.sinh_, Tensor.sinh_, torch.cosh_, Tensor.cosh_, torch.atanh_, Tensor.atanh_),
+    *(torch.arctanh_, Tensor.arctanh_, Tensor.pow_, Tensor.__ipow__),
     *(F.elu_, F.selu_, F.celu_),
 )
 _ELEMENT_WISE = (
     *(F.gelu, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp),
     *(F.mish, F.elu, F.selu, torch.selu, F.celu, torch.celu, F.softplus, Tensor.exp, torch.exp2, Tensor.exp2),
-    *(torch.pow, Tensor.pow, Tensor.__pow__, Tensor.__rpow__, torch.rsqrt, Tensor.rsqrt),
+    *(torch.pow, Tensor.pow, Tensor.__pow__, Tensor.__rpow__, torch.float_power, Tensor.float_power),
+    *(torch.rsqrt, Tensor.rsqrt, torch.special.expit, torch.special.exp2),
     *(torch.sinh, Tensor.sinh, torch.cosh, Tensor.cosh, torch.atanh, Tensor.atanh, torch.arctanh, Tensor.arctanh),
     *_IN_PLACE,
 )

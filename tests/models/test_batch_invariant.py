@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import random
 
 import hf_parity as hf
@@ -271,7 +272,18 @@ SCORES = {
     "celu": F.celu,
     "selu": torch.selu,
     "a power": lambda x: 2 ** (5.1 * x),
+    "a power by torch": lambda x: torch.pow(2.3, x),
+    "a power in place": lambda x: operator.ipow(x.abs(), 1.3),
+    "pow_": lambda x: x.abs().pow_(1.3),
+    "float_power": lambda x: x.abs().float_power(2.3),
+    "float_power of a number": lambda x: torch.float_power(1.3, x),
+    "expit": torch.special.expit,
+    "exp2": torch.special.exp2,
+    "exp2_": lambda x: x.clone().exp2_(),
+    "arctanh": lambda x: (x / 4).arctanh(),
+    "arctanh_": lambda x: (x / 4).arctanh_(),
     "elu in place": lambda x: F.elu_(x.clone()),
+    "celu in place": lambda x: F.celu_(x.clone()),
 }
 OVER_TOKENS = {
     "sum": lambda x: x.relu().sum(-1, keepdim=True),
