@@ -48,10 +48,12 @@ def score(config: PretrainConfig, split: str, advance: Callable[[int, int], obje
     if config.samples.nsp and not next_sentence:
         config = _without_pairs(config)
     data = open_split(config, "train")
-    if not sum(entry.documents for entry in data.shards.manifest.splits.get(split, ())):
-        hint = ": --evaluate train scores the documents of data that were prepared without --heldout"
-        raise DataError(f"{config.data}: expected documents in split {split!r}, got none{hint * (split == 'heldout')}")
     if split != "train":
+        if not data.shards.manifest.splits.get(split):
+            raise DataError(
+                f"{config.data}: expected documents in split {split!r}, got none: --evaluate train scores the documents"
+                " of data that were prepared without --heldout"
+            )
         data = open_split(config, split)
     if config.verify_data:
         data.shards.verify()
@@ -80,11 +82,10 @@ def _load(directory: str) -> tuple[PreTrainedModel, bool]:
         raise CheckpointError(
             f"{directory}: expected a trained {kind.pretraining_class.__name__}, got no weights for {listed(missing)}"
         )
-    new = bool(model.load_report.missing)
     for record in warnings:
-        if not (new and "newly initialised" in record.getMessage()):  # they are of the pairs, and not used
+        if "newly initialised" not in record.getMessage():  # they are of the pairs, and not used
             _log.handle(record)
-    return model, bool(of_pairs) and not new
+    return model, bool(of_pairs) and not model.load_report.missing
 
 
 def _of_last_phase(config: PretrainConfig) -> PretrainConfig:

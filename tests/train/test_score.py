@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -19,6 +20,8 @@ from fastbert.errors import CheckpointError, DataError, InputError
 from fastbert.train.phase_options import Phase
 from fastbert.train.pretrain import pretrain
 from fastbert.train.score import score
+
+CAUSAL = SampleConfig(max_seqlen=32, objective="causal", nsp=False)
 
 
 @pytest.fixture
@@ -61,8 +64,15 @@ def test_the_start_of_a_run_is_not_taken_for_the_run(recipe, prepared, saved, ca
         assert main([*given, *options]) == 0
         assert json.loads(capsys.readouterr().out)["model"] == model
         assert (said in caplog.text) == told
+    recipe = run.parent / "recipe.yaml"  # which no run has written
+    recipe.write_text((run / "config.yaml").read_text())
+    caplog.clear()
+    assert main(["pretrain", "--config", str(recipe), "--evaluate", "heldout"]) == 0
+    assert said not in caplog.text
     assert main(["pretrain", "--data", str(prepared), "--evaluate", "heldout"]) == 2
     assert "--evaluate scores the model in --model, a run or a model directory, got none" in capsys.readouterr().err
+    assert main([*given, "--plan"]) == 2
+    assert "expected --plan or --evaluate, got both" in capsys.readouterr().err
 
 
 def test_every_sample_counts_once_whatever_the_batches_are(saved):
@@ -73,6 +83,72 @@ def test_every_sample_counts_once_whatever_the_batches_are(saved):
     assert rows[0]["pairs"] > 22
     other = saved(BertForPreTraining, samples=SampleConfig(max_seqlen=32, seed=1))
     assert score(other, "train")["mlm_loss"] != rows[0]["mlm_loss"]
+
+
+def test_progress_is_told_after_every_batch_with_its_tokens_and_all(saved):
+    for budget, least in ((32, 10), (4096, 1)):
+        told = []
+        row = score(saved(BertForPreTraining, token_budget=budget), "heldout", lambda *one, to=told: to.append(one))
+        assert {whole for _, whole in told} == {row["tokens"]}
+        assert sum(tokens for tokens, _ in told) == row["tokens"]
+        assert max(tokens for tokens, _ in told) <= budget
+        assert len(told) >= least
+
+
+def test_it_computes_in_the_precision_that_is_asked_for(saved):
+    wide, narrow = (score(saved(BertForPreTraining, precision=precision), "heldout") for precision in ("fp32", "bf16"))
+    assert narrow["mlm_loss"] != wide["mlm_loss"]
+    assert narrow["mlm_loss"] == pytest.approx(wide["mlm_loss"], rel=0.01)
+
+
+def test_a_run_of_a_gpt(recipe, caplog):
+    config = recipe(steps=2, eval_every=2, model="gpt2-2x32x2", samples=CAUSAL)
+    result = pretrain(config, quiet=True)
+    row = score(dataclasses.replace(config, model=str(result.run_dir / "model")), "heldout")
+    assert row["mlm_loss"] == pytest.approx(result.heldout["mlm_loss"], rel=1e-6)
+    assert not caplog.records
+
+
+def test_without_targets_there_is_no_perplexity_and_without_a_number_for_it_it_is_infinite(saved):
+    config = saved(BertForPreTraining, samples=SampleConfig(max_seqlen=32, mlm_probability=0.0))
+    row = score(config, "heldout")
+    assert row["targets"] == 0
+    assert "perplexity" not in row
+    config = saved(BertForPreTraining)
+    model = BertForPreTraining.from_pretrained(config.model)
+    with torch.no_grad():
+        model.cls.predictions.bias[0] = 1e4
+    model.save_pretrained(config.model)
+    assert score(config, "heldout")["perplexity"] == float("inf")
+
+
+def test_what_does_not_fit_is_refused(saved, prepared, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="max_seqlen"):  # the model has 32 positions
+        score(saved(BertForPreTraining, samples=SampleConfig(max_seqlen=64)), "heldout")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(prepared, damaged)
+    file = next(damaged.rglob("heldout/*.bin"))
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    config = saved(BertForPreTraining, data=str(damaged))
+    with pytest.raises(DataError, match=file.name):
+        score(config, "heldout")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="a model is scored by one process, got 2"):
+        score(config, "heldout")
+
+
+def test_other_warnings_of_loading_are_shown(saved, caplog):
+    """Of a model whose next-sentence head has no weights, and which has a number that is none."""
+    config = saved(BertForMaskedLM)
+    model = BertForMaskedLM.from_pretrained(config.model)
+    with torch.no_grad():
+        model.bert.embeddings.position_embeddings.weight[31] = float("nan")  # of the longest samples only
+    model.save_pretrained(config.model)
+    caplog.clear()
+    score(config, "heldout")
+    assert "its results are meaningless" in caplog.text
+    assert "newly initialised" not in caplog.text
 
 
 def test_without_a_head_for_pairs_there_are_no_pairs(saved, caplog):
