@@ -33,7 +33,7 @@ def texts_of(
         raise InputError(f"column must be the name or the number of one, got {column!r}")
     table = _Column()
     table.configure(TaskOptions(text_columns=(column,)))
-    table.predicting = True  # other columns do not matter
+    table.predicting = True  # so that a column of texts may have the name of the one of labels
     table.bad_rows = bad_rows
     return ((int(row.id) + 1, row.texts[0]) for row in table.rows(path))
 
@@ -43,13 +43,9 @@ class _Column(TextClassification):
 
     name = "column"
     text_columns = ()
-    counts = (1,)
     own_files = False
     columns_hint = " (--column names another)"
     only_texts = True
 
     def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
         """Accepts every text."""
-
-    def check_id(self, name: str, seen: set[str], numbered: bool = False) -> None:
-        """Accepts every id: rows are numbered."""

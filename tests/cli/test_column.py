@@ -90,6 +90,17 @@ def test_other_columns_do_not_matter(tmp_path):
             list(texts_of(tmp_path / name, "body"))
     with pytest.raises(InputError, match="column must be the name or the number of one, got ' '"):
         texts_of(tmp_path / "t.csv", " ")
+    (tmp_path / "pos").mkdir()
+    (tmp_path / "pos" / "0_9.txt").write_text("A review of IMDB's, whose directories only the tasks read")
+    with pytest.raises(InputError, match="is a directory, expected a file"):
+        next(texts_of(tmp_path, "text"))
+
+
+def test_a_column_may_have_the_name_of_one_of_labels_or_ids(tmp_path):
+    path = tmp_path / "t.tsv"
+    for name in ("label", "id"):
+        path.write_text(f"n\t{name}\n1\tthe film\n1\t\n")
+        assert list(texts_of(path, name)) == [(1, "the film"), (2, "")]
 
 
 def test_extract_numbers_the_rows(model, tmp_path, capsys):
@@ -117,6 +128,10 @@ def test_fill_mask_reads_a_table_from_standard_input(model, monkeypatch, capsys)
     assert answer(rows, "--column", "text") == wanted
     assert run("fill-mask", "--model", model, "a [MASK]", "--column", "text") == 2
     assert "--column belongs to standard input" in capsys.readouterr().err
+    for options, place in ((), "line 2"), (("--column", "text [MASK]"), "row 1"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"text [MASK]\nno mask\n")))
+        assert run("fill-mask", "--model", model, "-", *options) == 2
+        assert f"standard input, {place}: expected at least one [MASK]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
