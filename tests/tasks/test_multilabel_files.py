@@ -102,6 +102,9 @@ def test_zeros_and_ones_with_blanks_between_them_are_told(tmp_path, caplog):
         ([f"{n},a{n}" for n in range(20)], ("text",), "got 40 labels in 20 rows: text-regression estimates numbers"),
         (["tags", *["a,b", "b"] * 5], ("1",), "the label of its first row, tags, occurs in no other row"),
         (["", "a,b", "b", "a"], ("text",), ""),
+        (["", *["a,b", "b"] * 5], ("1",), ""),
+        (["tags,a", *["a,b", "b"] * 5], ("1",), ""),
+        ([f"{n},{n + 1},{n + 2},{n + 3}" for n in (0, 4, 8, 12, 16)] * 2, ("text",), ""),  # each of 20 labels twice
     ],
 )
 def test_labels_that_look_wrong_are_told_as_in_text_classification(tmp_path, caplog, labels, columns, said):

@@ -270,7 +270,12 @@ def test_a_header_that_is_taken_for_a_row_is_told(tmp_path, caplog):
     task.for_training(task.read(path), path)
     assert f"{path}: the label of its first row, Class Index, occurs in no other row" in caplog.text
     caplog.clear()
-    path.write_text("1,a\n2,b\n" * 3)
+    for content in "1,a\n2,b\n" * 3, "3,c\n" + "1,a\n2,b\n" * 2:  # of few rows, one alone says nothing
+        path.write_text(content)
+        task.for_training(task.read(path), path)
+        assert not caplog.text
+    path.write_text("label,text\n3,c\n" + "1,a\n2,b\n" * 3)
+    task = task_of("text-classification")
     task.for_training(task.read(path), path)
     assert not caplog.text
 
@@ -311,8 +316,10 @@ def test_labels_that_are_numbers_are_in_the_order_of_their_size(labels, expected
         (["+1", "-1", "1"], "the labels +1 and 1 are the same number, but are taken for two classes"),
         (["Pos", "neg", "pos"], "the labels Pos and pos are one word in two spellings, but are taken for two classes"),
         (["a  b", "c", "a b\u200b"], "the labels a  b and a b\u200b are one word in two spellings"),
+        (["1", "2", "\uff11"], "the labels 1 and \uff11 are the same number"),
+        (["STRASSE", "stra\u00dfe"], "the labels STRASSE and stra\u00dfe are one word in two spellings"),
     ],
-    ids=["names", "missing", "estimates", "few", "twice", "spellings", "signs", "capitals", "blanks"],
+    ids=["names", "missing", "estimates", "few", "twice", "spellings", "signs", "capitals", "blanks", "wide", "folded"],
 )
 def test_labels_that_are_hardly_classes_are_told_of(labels, told, tmp_path, caplog):
     path = tmp_path / "train.tsv"
