@@ -75,6 +75,14 @@ def test_the_start_of_a_run_is_not_taken_for_the_run(recipe, prepared, saved, ca
     assert "expected --plan or --evaluate, got both" in capsys.readouterr().err
 
 
+def test_a_directory_may_have_the_name_of_a_size(saved, prepared, tmp_path, monkeypatch, capsys):
+    """Of the one that --model has where it is not given."""
+    shutil.move(saved(BertForPreTraining).model, tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", "--data", str(prepared), "--samples.max-seqlen", "32", "--evaluate", "heldout"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "base"
+
+
 def test_every_sample_counts_once_whatever_the_batches_are(saved):
     """`eval_tokens`, which bounds a run's evaluations, is no bound here."""
     rows = [score(saved(BertForPreTraining, token_budget=budget, eval_tokens=1), "train") for budget in (32, 160, 4096)]
