@@ -30,10 +30,7 @@ _building = threading.Lock()
 def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
     """The training split and, if there is one, the held-out split. Raises InputError or DataError."""
     data = open_split(config, "train")
-    if not data.shards.manifest.splits.get("heldout"):
-        return data, None
-    heldout = open_split(config, "heldout")
-    return data, heldout if heldout.shards.num_documents else None
+    return data, open_split(config, "heldout") if data.shards.manifest.splits.get("heldout") else None
 
 
 def open_split(config: PretrainConfig, split: str) -> PretrainingData:
