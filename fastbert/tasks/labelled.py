@@ -22,9 +22,8 @@ _LINES = (
     re.compile(r"__label__(?P<label>\S+)[ \t]+(?!__label__)(?P<text>.+)"),  # fastText's
     re.compile(r"\((?P<label>[0-4]) (?P<tree>\([0-4] .+\)|[^\s()]+)\)"),  # Stanford's sentiment trees, SST-5
 )
-_SEVERAL = re.compile(
-    r"(?P<several>(?:__label__\S+[ \t]+)+)(?P<text>(?!__label__).+)"
-)  # fastText's, with several labels
+# fastText's, with several labels.
+_SEVERAL = re.compile(r"(?P<several>(?:__label__\S+[ \t]+)+)(?P<text>(?!__label__).+)")
 _LEAF = re.compile(r"\([0-4] ([^\s()]+)\)")
 UNLABELLED = "unsup"
 """IMDB's directory of texts without a class."""
@@ -63,7 +62,8 @@ def _matched(
                 values["text"] = " ".join(_LEAF.findall(line))
             yield Record(where, {"label": values.get("coarse_label"), **values})
         elif line.strip():
-            bad_rows.refuse(f"{where}: expected one label and a text, as in the first line, got {shorten(line)!r}")
+            labels = "labels" if form is _SEVERAL else "one label"
+            bad_rows.refuse(f"{where}: expected {labels} and a text, as in the first line, got {shorten(line)!r}")
 
 
 def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:

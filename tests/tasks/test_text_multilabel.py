@@ -112,13 +112,14 @@ def test_jigsaw_as_published(tmp_path):
 
 def test_fast_texts_lines(tmp_path):
     path = tmp_path / "cooking.train"
-    path.write_text("__label__sauce __label__cheese How much, in sauce?\n__label__knives\tWhich knife\n__label__x\n")
+    lines = "__label__sauce __label__cheese How much, in it?", "__label__knives\tWhich knife", "__label__x __label__y"
+    path.write_text("\n".join(lines))
     task = task_of()
-    with pytest.raises(DataError, match="line 3: expected one label and a text, as in the first line, got"):
+    with pytest.raises(DataError, match="line 3: expected labels and a text, as in the first line, got"):
         task.read(path)
     task.bad_rows = BadRows(skip=True)
     assert [(row.texts[0], row.label) for row in task.read(path)] == [
-        ("How much, in sauce?", ("cheese", "sauce")),
+        ("How much, in it?", ("cheese", "sauce")),
         ("Which knife", ("knives",)),
     ]
 
