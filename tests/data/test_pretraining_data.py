@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import os
 import pickle
 import subprocess
 import sys
@@ -184,3 +185,17 @@ def test_a_split_without_text_is_refused(tmp_path):
         data = PretrainingData(ShardSet.open(tmp_path), SampleConfig(nsp=nsp))
         with pytest.raises(DataError, match=r"expected at least one sentence in split .train., got none$"):
             data.batches(0, 1000)
+
+
+@pytest.mark.parametrize("first_text", [True, False])
+def test_a_shard_that_is_cut_off_is_seen_before_a_sample_is_read_from_it(number_corpus, first_text):
+    """Of a pair whose other text is in another shard. To read what is missing would end the process."""
+    shards = number_corpus([[10] * 20] * 40, max_tokens=1000).shards
+    data = PretrainingData(shards, SampleConfig(max_seqlen=64))
+    plan, end = data.plan(0), shards.manifest.splits["train"][0].sentences
+    of_a, of_b = (segment[:, 0] < end for segment in (plan.a, plan.b))
+    [sample, *_] = np.flatnonzero(of_a & ~of_b if first_text else of_b & ~of_a)
+    assert data.collate(0, np.array([sample])).num_sequences == 1
+    os.truncate(next(shards.directory.rglob("shard-00000.bin")), 8)
+    with pytest.raises(DataError, match=r"shard-00000\.bin: expected a file that stays as it is"):
+        data.collate(0, np.array([sample]))
