@@ -190,7 +190,9 @@ class TextMultilabel(OwnFiles):
             )
 
     def show(self, prediction: Sequence[str]) -> str:
-        return (self.label_separator or ",").join(prediction)
+        text = (self.label_separator or ",").join(prediction)
+        would_be_a_list = _LIST.fullmatch(text) or _CALL.fullmatch(text)
+        return json.dumps(list(prediction), ensure_ascii=False) if would_be_a_list else text
 
     def for_training(self, rows: Sequence[Row], path) -> list[Row]:
         """Warns if the first row looks like a header, if labels do not look like classes, and of labels that are others

@@ -147,6 +147,13 @@ def test_a_separator_with_blanks_around_it_is_one_without_them():
         task.label_of(["a|b"], ())
 
 
+@pytest.mark.parametrize("labels", [("[x]",), ("[a", 'b"]'), ("{x}",), ("set()",), ("array(1)",), ("(2)",), ("a", "b")])
+def test_predictions_are_read_as_they_were_written(labels):
+    """JSON may have labels that a table's cell could not."""
+    task = TextMultilabel()
+    assert task.parse(task.show(labels)) == task.label_of(list(labels), ()) == labels
+
+
 def test_a_label_needs_a_probability_above_a_half():
     task, logits = TextMultilabel(("a", "b", "c")), [np.array([0.0, 1e-6, -100.0], np.float32)]
     rows = [Row("0", ("x",), None)]
