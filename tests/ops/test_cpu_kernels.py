@@ -343,3 +343,32 @@ def test_what_the_kernels_refuse():
         with pytest.raises(BackendError, match="one dtype"):
             ops.layer_norm(torch.randn(2, 3), torch.ones(3), torch.ones(3), 1e-5, residual=torch.randn(2, 3).bfloat16())
     assert ops.gelu(torch.randn(2, 3, dtype=torch.float64)).dtype == torch.float64
+
+
+TABLES = torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 8), torch.ones(8), torch.zeros(8), 1e-5
+ROWS = torch.arange(3)
+AWAY = {
+    "labels": lambda away: ops.cross_entropy(torch.randn(3, 4), away(ROWS)),
+    "ids": lambda away: ops.embedding(away(ROWS), ROWS, ROWS, *TABLES),
+    "types": lambda away: ops.embedding(ROWS, away(ROWS), ROWS, *TABLES),
+    "positions": lambda away: ops.embedding(ROWS, ROWS, away(ROWS), *TABLES),
+    "a mask": lambda away: ops.read_mask(away(torch.ones(2, 3)), first_column=True),
+}
+
+
+@pytest.mark.parametrize("which", AWAY)
+def test_numbers_on_another_device_are_not_read(which):
+    """Their address means nothing here."""
+    AWAY[which](lambda x: x)
+    with pytest.raises(InputError, match="on the meta device"):
+        AWAY[which](lambda x: x.to("meta"))
+
+
+def test_the_span_of_a_tensor_is_from_its_first_number_to_its_last():
+    x = torch.zeros(5, 4)
+    for part, numbers in (
+        *((x, 20), (x.t(), 20), (x[:, :2], 18), (x[::2, ::3], 20), (x[1:3, 1], 5), (x[:0], 0), (x[0, 0], 1)),
+        (x[0].expand(9, 4), 4),
+    ):
+        assert _cpu.span(part) == 4 * numbers
+    assert _cpu.span(x.bfloat16()) == 40
