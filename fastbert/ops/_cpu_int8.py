@@ -73,7 +73,7 @@ _linear_int8 = _cpu.define(
 
 
 def _accepts(x: Tensor, packed: Tensor, n: int, bias=None, *, activation=None, residual=None) -> str | None:
-    return _cpu.why_not_device(packed) or _cpu.why_not(x, residual, parameters=(bias,))
+    return _cpu.why_not(x, residual, parameters=(bias,))  # `check` has looked at the packed weight
 
 
 @_dispatch.register("linear_int8", "cpu", available=_native.why_missing, accepts=_accepts)

@@ -197,6 +197,15 @@ def test_in_batch_invariant_mode_the_bits_stay_when_a_backward_pass_has_come(dty
     assert torch.equal(before, after)
 
 
+def test_in_batch_invariant_mode_the_dtype_is_that_of_autocast(calls):
+    encoder, x = new_encoder(), given()
+    with fastbert.backend("auto"), fastbert.batch_invariant(), torch.autocast("cpu", torch.bfloat16):
+        before = run(encoder, x)
+        assert calls == []
+        loss(before).backward()
+        assert torch.equal(before, run(encoder, x))
+
+
 @pytest.mark.parametrize("form", ["packed", "padded", "autocast"])
 def test_states_that_are_all_kept_have_gradients_by_each_other(form, calls):
     """As transformers' have: who asks what a state does to the last one gets that."""

@@ -203,6 +203,12 @@ def test_a_weight_that_got_other_memory_is_cast_again():
     assert torch.equal(ops.linear_fp8(x, site.weight, None, site), before * 0.5)
 
 
+def test_a_weight_on_another_device_is_not_read():
+    weight = torch.nn.Parameter(torch.randn(16, 16, device="meta"))
+    with pytest.raises(InputError, match="on the meta device"):
+        ops.linear_fp8(torch.randn(4, 16), weight, None, a_site(weight))
+
+
 @needs_eight_bits
 def test_a_weight_that_changed_before_backward_is_found_out():
     weight = torch.nn.Parameter(torch.randn(16, 16))
