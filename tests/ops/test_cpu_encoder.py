@@ -154,6 +154,12 @@ def test_int8_weights_may_begin_anywhere(calls):
     assert calls == [1, 1]
 
 
+def test_int8_weights_beside_vectors_of_another_dtype(calls):
+    encoder = fastbert.quantize(small_encoder())
+    run(encoder, *batch(dtype=torch.bfloat16))
+    assert calls == [1]
+
+
 def test_int8_weights_that_do_not_lie_together(calls):
     encoder, given = fastbert.quantize(small_encoder()), batch()
     expected = run(encoder, *given)
@@ -366,10 +372,21 @@ def test_heads_that_do_not_divide_the_hidden_units(nheads):
         ops.encoder(batch()[0], parameters(small_encoder()), *batch()[1:], nheads=nheads, eps=1e-3)
 
 
-def test_rows_on_another_device_are_not_read():
-    given, layers, rows = batch(), parameters(small_encoder()), torch.zeros(2, dtype=torch.int64, device="meta")
-    with torch.no_grad(), pytest.raises(InputError, match="on the meta device"):
-        ops.encoder(given[0], layers, *given[1:], nheads=3, eps=1e-3, rows=rows)
+@pytest.mark.parametrize("given", [{"rows": torch.zeros(2).long()}, {"bias": torch.zeros(3, 2047)}], ids=str)
+def test_rows_and_a_bias_on_another_device_are_not_read(given):
+    (x, *bounds), layers = batch(), parameters(small_encoder())
+    with torch.no_grad():
+        ops.encoder(x, layers, *bounds, nheads=3, eps=1e-3, **given)
+        with pytest.raises(InputError, match="on the meta device"):
+            ops.encoder(x, layers, *bounds, nheads=3, eps=1e-3, **{k: t.to("meta") for k, t in given.items()})
+
+
+def test_rows_may_lie_apart():
+    (x, *bounds), layers = batch(), parameters(small_encoder())
+    apart = torch.tensor([[4, 0], [1, 9], [7, 2]])[:, 0]
+    with torch.no_grad():
+        got, expected = (ops.encoder(x, layers, *bounds, nheads=3, eps=1e-3, rows=r) for r in (apart, apart.clone()))
+    assert torch.equal(got[0], expected[0])
 
 
 def test_a_tenth_of_a_weight_written_through_data_is_seen():

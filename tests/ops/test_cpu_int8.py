@@ -298,9 +298,10 @@ def test_a_weight_without_inputs(level):
     assert torch.equal(got, bias + residual)
 
 
-def test_a_packed_weight_anywhere_in_memory(level):
+@pytest.mark.parametrize("offset", [1, 32])
+def test_a_packed_weight_anywhere_in_memory(level, offset):
     x, packed = torch.randn(5, 70), ops.pack_int8(torch.randn(18, 70))
-    shifted = torch.empty(packed.numel() + 1, dtype=torch.uint8)[1:].copy_(packed)
+    shifted = torch.empty(packed.numel() + offset, dtype=torch.uint8)[offset:].copy_(packed)
     assert torch.equal(ops.linear_int8(x, shifted, 18), ops.linear_int8(x, packed, 18))
     assert torch.equal(ops.linear_int8(x, copy.deepcopy(packed), 18), ops.linear_int8(x, packed, 18))
 
