@@ -199,8 +199,6 @@ _linear = _cpu.define(
 
 
 def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
-        return False  # torch's own product raises the error
     if x.dtype == torch.bfloat16:
         return weight.dtype in _cpu.DTYPES and (bias is None or bias.dtype in _cpu.DTYPES)
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.compiler.is_compiling():
@@ -292,8 +290,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not (narrows and x.is_floating_point() and x.dtype != torch.float64):
             return linear_by_torch(x, weight, bias)
         x = x.to(torch.bfloat16)
-    elif x.dtype != weight.dtype:
-        return linear_by_torch(x, weight, bias)
     float32 = all(t is None or t.dtype == torch.float32 for t in (x, weight, bias))
     if torch.compiler.is_compiling() and float32:
         return _linear_float32(x, weight, bias, *_recorded(x, weight, bias))

@@ -484,6 +484,17 @@ def test_a_row_of_a_transposed_weight_that_changes_is_packed_again(dtype):
             assert not torch.equal(ops.linear(x, weight)[:, row], before[:, row])
 
 
+def test_two_dtypes_are_refused():
+    with pytest.raises(InputError, match="must have the dtype of the weights, float32, got bfloat16: convert one"):
+        ops.linear(torch.ones(2, 12).bfloat16(), torch.randn(8, 12))
+
+
+def test_autocast_makes_no_states_of_ids():
+    """Torch refuses to multiply them; our kernels would convert them."""
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
+        ops.linear(torch.ones(2, 12).long(), torch.randn(8, 12))
+
+
 def test_linear_is_a_torch_op():
     for bias in (None, torch.randn(8).bfloat16().requires_grad_()):
         x, weight, _ = layer(5, 8, 12)
