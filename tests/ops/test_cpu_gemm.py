@@ -531,6 +531,14 @@ def test_a_weight_or_bias_without_numbers_is_refused(which, gradients):
         ops.linear(*given)
 
 
+def test_a_compilers_graph_has_bfloat16_products_too():
+    torch.compiler.reset()
+    given = [t.bfloat16() for t in (torch.randn(5, 12), torch.randn(8, 12), torch.randn(8))]
+    with torch.no_grad(), ops.backend("cpu"):
+        compiled = torch.compile(ops.linear, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(*given), ops.linear(*given))
+
+
 def test_in_a_compilers_graph_who_multiplies_is_decided_when_it_runs(monkeypatch):
     """One graph serves any number of rows, with and without gradients."""
     asked = []
