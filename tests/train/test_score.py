@@ -68,7 +68,7 @@ def test_the_start_of_a_run_is_not_taken_for_the_run(recipe, prepared, saved, ca
     recipe.write_text((run / "config.yaml").read_text())
     caplog.clear()
     assert main(["pretrain", "--config", str(recipe), "--evaluate", "heldout"]) == 0
-    assert said not in caplog.text
+    assert "which this run started from" not in caplog.text
     assert main(["pretrain", "--data", str(prepared), "--evaluate", "heldout"]) == 2
     assert "--evaluate scores the model in --model, a run or a model directory, got none" in capsys.readouterr().err
     assert main([*given, "--plan"]) == 2
