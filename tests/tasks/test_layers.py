@@ -19,6 +19,7 @@ from fastbert.errors import InputError
 from fastbert.models.gpt_heads import GPTForSequenceClassification
 from fastbert.tasks import registry
 from fastbert.tasks.config import SearchConfig
+from fastbert.tasks.fits import check_model
 from fastbert.tasks.layers import freeze, lr_scales
 from fastbert.tasks.stepper import Stepper
 from fastbert.train import checkpoint, distributed
@@ -228,6 +229,10 @@ def test_two_processes_come_to_what_one_does(tmp_path, options):
             ["--features", "last", "--freeze", 2],
             "--freeze 2 would change nothing: --features trains a BiLSTM, and nothing of the model",
         ),
+        (
+            ["--features", "last", "--layer-decay", 0.9],
+            "--layer-decay 0.9 would change nothing: --features trains a BiLSTM, and nothing of the model",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_rows_are_read(directory, tmp_path, capsys, options, said):
@@ -237,6 +242,16 @@ def test_what_does_not_fit_is_refused_before_rows_are_read(directory, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_without_layers_is_refused():
+def test_what_still_changes_something_is_taken():
+    check_model(registry.get("sst2"), "bert", 4, runs.config(freeze=2, layer_decay=0.9))
+    check_model(registry.get("sst2"), "bert", 4, runs.config(freeze=4, layer_decay=None))
+    assert runs.config(layer_decay=1.0).layer_decay == 1, "as in a search that begins without decay"
+
+
+def test_in_python_too_a_model_has_the_layers_that_are_named(directory):
+    with pytest.raises(InputError, match="freeze must be at most the model's number of layers, 4, got 5"):
+        freeze(registry.get("sst2").model(directory), 5)
     with pytest.raises(InputError, match="freeze needs a model of layers, got a Linear"):
         freeze(torch.nn.Linear(2, 2), 0)
+    with pytest.raises(InputError, match="layer_decay needs a model of layers, got a Linear"):
+        lr_scales(torch.nn.Linear(2, 2), 0.5)
