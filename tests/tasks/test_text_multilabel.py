@@ -199,6 +199,7 @@ def test_labels_of_a_dev_file_are_those_of_the_training_file(tmp_path):
         ({"label_columns": ("a", "a")}, "text_columns and label_columns must be different names, got 'a', 'a'"),
         ({"label_columns": ("a", "b"), "label_column": "c"}, "in place of one column of labels, got label_column too"),
         ({"label_separator": ""}, "label_separator must be a character or several, no tab or line end, got ''"),
+        ({"label_separator": "a\n"}, r"label_separator must be a character or several, no tab or line end, got 'a\\n'"),
     ],
 )
 def test_options_that_do_not_fit(options, said):
