@@ -187,6 +187,11 @@ def test_what_is_no_range_of_trust_is_refused(between):
         Lamb([torch.nn.Parameter(torch.zeros(1))], variant="clamped", trust_range=between)
 
 
+@pytest.mark.parametrize("between", [(0.0, 0.3), (0.3, 0.3)])
+def test_a_range_of_trust_may_begin_at_zero_or_be_one_number(between):
+    Lamb([torch.nn.Parameter(torch.zeros(1))], variant="clamped", trust_range=between)
+
+
 @pytest.mark.parametrize("variant", ["nvlamb", "apex"])
 @pytest.mark.parametrize("none", [None, 0.0])
 @pytest.mark.parametrize("on_device", [False, True])
