@@ -36,6 +36,7 @@ def task_of(**options) -> TextMultilabel:
         ("['sci fi' 'b'\n 'c']", ("b", "c", "sci fi")),  # numpy's, without commas
         ('{"sci fi","b"}', ("b", "sci fi")),  # PostgreSQL's
         ("{b,a}", ("a", "b")),
+        ("{}", ()),
         (r"""['it\'s "b"', "c's"]""", ("c's", """it's "b\"""")),
         (r'["caf\u00e9", "a\/b"]', ("a/b", "caf\u00e9")),  # JSON
         ("(R)-limonene", ("(R)-limonene",)),

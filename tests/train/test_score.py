@@ -232,6 +232,9 @@ def test_a_checkpoint_of_a_run_is_converted_first(recipe, prepared, tmp_path, ca
     assert main(convert) == 2
     known = ["--config", str(run / "model" / "config.json")]
     assert f"give {' '.join(known)}\n" in capsys.readouterr().err
+    shutil.copytree(step, tmp_path / "apart")
+    assert main(["convert", str(tmp_path / "apart" / "weights.safetensors"), str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err.endswith("found neither: give --config\n")
     assert main([*convert, *known]) == 0
     capsys.readouterr()
     rows = []
