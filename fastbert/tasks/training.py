@@ -313,8 +313,6 @@ class Training:
     @property
     def pending(self) -> tuple[str, ...]:
         """The kinds of rows that metrics.jsonl will still get for the current step."""
-        if self._place.epoch > len(self.epochs):
-            return ()
         early = ("early",) if self._early_is_due() else ()
         return (*early, "dev") if self._evaluation_is_due() else early
 

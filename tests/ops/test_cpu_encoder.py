@@ -372,7 +372,7 @@ def test_heads_that_do_not_divide_the_hidden_units(nheads):
         ops.encoder(batch()[0], parameters(small_encoder()), *batch()[1:], nheads=nheads, eps=1e-3)
 
 
-@pytest.mark.parametrize("given", [{"rows": torch.zeros(2).long()}, {"bias": torch.zeros(3, 2047)}], ids=list)
+@pytest.mark.parametrize("given", [{"rows": torch.zeros(2).long()}, {"bias": torch.zeros(3, 2047)}], ids=" ".join)
 def test_rows_and_a_bias_on_another_device_are_not_read(given):
     (x, *bounds), layers = batch(), parameters(small_encoder())
     with torch.no_grad():
