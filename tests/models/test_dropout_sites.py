@@ -57,6 +57,17 @@ def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
     assert len({site for _, site in key.asked}) == len(key.asked)
 
 
+def test_a_padded_pass_drops_probabilities_too():
+    """As it is taken for who wants to see them."""
+    model = fastbert.BertModel(BertConfig.from_dict(BERT.to_dict(), hidden_dropout_prob=0.0))
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        whole, dropped = (
+            model.train(training)(ids, output_attentions=True).last_hidden_state for training in (False, True)
+        )
+    assert not torch.allclose(whole, dropped)
+
+
 @dataclass(frozen=True)
 class _AllBut(rng.DropoutKey):
     left_out: int = -1
