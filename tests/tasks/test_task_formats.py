@@ -283,7 +283,7 @@ def test_standard_input_is_called_that(name, typed, monkeypatch):
         ('\n{"id": 1, "words": ["John"], "tags": null}\n', r"got JSON, .* \.jsonl: "),
         ('["John", "lives"]\n["She", "works"]\n', r"got JSON, .* \.jsonl: "),
         ('[\n {"tokens": ["John"]}\n]\n', r"got JSON, .* \.jsonl: '\['$"),
-        ("John lives in Berlin\n", "and an empty line after each sentence, got several: 'John lives in Berlin'$"),
+        ("John lives in Berlin\n", "got several: 'John lives in Berlin'; --sentences reads a sentence a line$"),
         ("John lives in Berlin\n\nShe works\n", "and an empty line after each sentence, got several: 'John"),
     ],
 )
