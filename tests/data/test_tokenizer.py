@@ -141,6 +141,15 @@ def test_a_token_that_stands_twice_leaves_every_id_its_row(tmp_path):
     assert vocab_text(tokenizer) == "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused_id_5]\nbook\nfilm\ngood\n"
 
 
+def test_blanks_at_the_end_of_a_line_are_no_part_of_a_token(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK] \n[CLS]\t\n[SEP]\n[MASK]\nfilm \r\ngood\u3000\n", "utf-8")
+    transformers = pytest.importorskip("transformers")
+    sentence = "A film, good film"
+    ids = load_tokenizer(tmp_path).encode(sentence).ids
+    assert ids == [2, 1, 5, 1, 6, 5, 3]
+    assert ids == transformers.BertTokenizer.from_pretrained(tmp_path)(sentence)["input_ids"]
+
+
 def test_configuration_beats_the_guess(shared_data, tmp_path):
     shutil.copyfile(shared_data / "vocab" / "bert-base-uncased-vocab.txt", tmp_path / "vocab.txt")
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
