@@ -230,9 +230,11 @@ class PreTrainedModel(nn.Module):
 
         Args:
             only_trainable: leaves out those that require no gradient.
-            exclude_embeddings: leaves out the word embeddings, and what is tied to them.
+            exclude_embeddings: leaves out all tables of embeddings (words, positions, token types), and what is tied
+                to them, as transformers does.
         """
-        embeddings = {id(p) for p in self.get_input_embeddings().parameters()} if exclude_embeddings else set()
+        tables = [self.get_input_embeddings(), *(m for m in self.modules() if isinstance(m, nn.Embedding))]
+        embeddings = {id(p) for table in tables for p in table.parameters()} if exclude_embeddings else set()
         chosen = (p for p in self.parameters() if id(p) not in embeddings)
         return sum(p.numel() for p in chosen if p.requires_grad or not only_trainable)
 
