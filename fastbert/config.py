@@ -207,8 +207,7 @@ class BertConfig(ModelConfig):
         Raises:
             InputError: no size has that name, or a value does not fit.
         """
-        short = name.strip().lower().removeprefix("google/").removeprefix("bert").lstrip("-_")
-        short = short.removeprefix("uncased").lstrip("-_")
+        short = re.sub("^(google/)?(bert[-_]*)?(uncased[-_]*)?", "", name.strip().lower())
         shape = shape_of(re.sub("-(un)?cased$", "", short), name)
         if short.endswith("-cased"):
             shape["vocab_size"] = 28996  # the published cased vocabulary

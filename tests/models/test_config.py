@@ -82,6 +82,7 @@ def test_the_number_of_parameters_is_that_of_transformers(make):
         ("4x0", "hidden_size must be an integer between 1 and 65536, got 0"),
         ("999999999999x64", "as in 6x768x3, got '999999999999x64'"),
         ("", "as in 6x768x3, got ''"),
+        ("-4x256", "as in 6x768x3, got '-4x256'"),
     ],
 )
 def test_a_name_that_is_none_is_refused(name, said):
