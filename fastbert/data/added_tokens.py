@@ -158,5 +158,5 @@ def _content(token: Any, source: Path) -> str:
 def _id(index: Any, path: Path) -> int:
     try:
         return int(index)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # JSON may say Infinity
         raise InputError(f"{path}: expected ids of added tokens, got {index!r:.50}") from None

@@ -117,7 +117,7 @@ class Manifest:
             raise DataError(f"{path}: expected format {FORMAT!r} version {VERSION}, got {got[0]!r} version {got[1]!r}")
         try:
             manifest = cls._from_table(table)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataError(f"{path}: expected a whole manifest, got a damaged one ({error!r})") from error
         names = [name for entries in manifest.splits.values() for e in entries for name in (e.bin, e.idx)]
         for name in [*names, *manifest.files]:

@@ -218,7 +218,14 @@ def _read_prompts(path: Path, values: Mapping[str, Any]) -> tuple[dict[str, str]
 
 def _inside(directory: Path, path: str, source: Path) -> Path:
     target = directory / path
-    if "\0" in path or not target.resolve().is_relative_to(directory.resolve()):
+    try:
+        inside = target.resolve().is_relative_to(directory.resolve())
+        target.stat()
+    except FileNotFoundError:  # whoever reads it says what is missing
+        pass
+    except (OSError, ValueError):  # a name that no file can have, such as one of 10,000 letters
+        inside = False
+    if not inside:
         raise InputError(f"{source}: expected paths inside its own directory, got {path!r:.200}")
     return target
 

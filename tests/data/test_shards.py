@@ -195,6 +195,7 @@ def test_manifest_cannot_lead_out_of_its_directory(tmp_path, name):
         (lambda t: t["splits"]["train"][0].update(tokens="many"), "many"),
         (lambda t: t["files"].clear(), "got none"),
         (lambda t: t.update(files=[]), "manifest.json"),
+        (lambda t: t["files"]["train/shard-00000.bin"].update(bytes=float("inf")), "infinity"),
     ],
 )
 def test_foreign_or_damaged_manifest(tmp_path, change, words):

@@ -270,6 +270,7 @@ def test_tokens_added_beside_a_vocabulary(tmp_path, files, form):
     [
         ("added_tokens.json", {"<tok>": 7}, "expected the added token '<tok>' to have id 7, got 15"),
         ("added_tokens.json", {"<tok>": "x"}, "expected ids of added tokens, got 'x'"),
+        ("added_tokens.json", {"<tok>": float("inf")}, "expected ids of added tokens, got inf"),
         ("added_tokens.json", [1], "expected a JSON object, got list"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"15": {"special": True}}}, "as texts, got None"),
         ("tokenizer_config.json", {"added_tokens_decoder": [1]}, "added_tokens_decoder as a dictionary, got [1]"),

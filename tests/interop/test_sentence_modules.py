@@ -411,7 +411,8 @@ def test_other_modules_and_orders_are_named(labse):
     assert "got Transformer, Dense, Pooling" in refusal([modules[0], modules[2], modules[1]])
     assert "got Transformer" in refusal(modules[:1])
     assert "got none" in refusal([])
-    assert "inside its own directory" in refusal([*modules[:2], {**modules[2], "path": "../bert"}])
+    for path in ("../bert", "x" * 10_000, "\0", "\ud800"):
+        assert "inside its own directory" in refusal([*modules[:2], {**modules[2], "path": path}])
 
 
 def test_weights_that_are_missing_or_damaged_are_named(labse, tmp_path):
