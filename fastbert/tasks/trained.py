@@ -118,7 +118,8 @@ def load_trained(
                     # As in checkpoints of google-research, whose labels are in the code.
                     got += f": config.json tells no number of labels, `fastbert convert {directory} NEW` adds it"
         raise CheckpointError(f"{directory}: {expected}, got {got}")
-    named, own = str((model.config.architectures or [""])[0]), type(model).__name__
+    listed, own = model.config.architectures, type(model).__name__
+    named = str(listed[0]) if isinstance(listed, list) and listed else ""
     if {named, own} <= _CLASSIFIERS.keys() and _CLASSIFIERS[named] != _CLASSIFIERS[own]:
         raise CheckpointError(f"{directory}: expected a trained {own}, got a {named} by its config.json{without_head}")
     for record in warnings:
