@@ -26,7 +26,7 @@ from .metrics import MetricsLog, NoLog
 from .optimizers import make_optimizer
 from .result import PretrainResult
 from .run_clock import RunClock
-from .run_report import write_pages
+from .run_report import NUMBERS, write_pages
 from .saving import RunCheckpoints
 from .spikes import SpikeRule
 from .stall import StallWatch
@@ -216,7 +216,7 @@ class PretrainLoop:
             return NoLog()
         wandb = WandbLog(self.config.wandb, self.run_dir, dataclasses.asdict(self.config))
         again = ("heldout",) if self._evaluation_is_due else ()
-        return MetricsLog(self.run_dir, resume_step=self.step or None, wandb=wandb, again=again)
+        return MetricsLog(self.run_dir, self.step or None, wandb, again=again, numbers=NUMBERS)
 
     @property
     def _evaluation_is_due(self) -> bool:

@@ -112,6 +112,7 @@ class MetricsLog:
         wandb: gets the rows too.
         again: kinds of rows that are dropped at ``resume_step`` itself, such as an evaluation that is repeated because
             a signal interrupted it.
+        numbers: as in `read_metrics`, for the rows that are there already.
 
     Raises:
         CheckpointError: metrics.jsonl cannot be written; it is left as it was.
@@ -124,11 +125,12 @@ class MetricsLog:
         wandb: WandbLog | None = None,
         *,
         again: Collection[str] = (),
+        numbers: Collection[str] = (),
     ) -> None:
         self._path = Path(run_dir) / "metrics.jsonl"
         self._events_dir = Path(run_dir) / "tensorboard"
         self._resume_step = resume_step
-        rows = [] if resume_step is None else read_metrics(self._path)
+        rows = [] if resume_step is None else read_metrics(self._path, numbers)
         kept = [r for r in rows if r["step"] < resume_step or (r["step"] == resume_step and r["kind"] not in again)]
         write_whole(self._path, "".join(map(to_line, kept)), CheckpointError)
         self._rows = kept

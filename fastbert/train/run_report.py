@@ -37,7 +37,8 @@ _MEDIANS = (
     ("mfu", "MFU (median, %)", 100),
 )
 _PARTS = ("data", "forward", "backward", "optimizer", "communication")
-_NUMBERS = {
+# Values that must be numbers, since a report computes with them.
+NUMBERS = {
     *(name for name, *_ in _CURVES),
     *(f"{part}_seconds" for part in _PARTS),
     *("seconds", "unigram_entropy", "executed_tokens_per_second", "skipped_steps"),
@@ -84,7 +85,7 @@ def read_runs(directories: Sequence[str | os.PathLike]) -> list[Run]:
                 f"{path}: expected a run directory of `fastbert pretrain`, got one of `fastbert finetune`, whose "
                 "results are in its dev_metrics.json"
             )
-        rows = read_metrics(path / "metrics.jsonl", _NUMBERS)
+        rows = read_metrics(path / "metrics.jsonl", NUMBERS)
         if not rows:
             raise InputError(f"{path}: expected rows in metrics.jsonl, found none")
         runs.append(Run(name, path, PretrainConfig.from_yaml(path / "config.yaml"), rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
 import random
 import shutil
@@ -141,6 +142,19 @@ def test_no_valid_checkpoint_is_an_error_and_not_a_new_start(data, tmp_path):
     with pytest.raises(CheckpointError, match="none of its 1 checkpoints is valid"):
         pretrain(runs.config(data, out, steps=4, resume="auto"), quiet=True)
     assert (out / "metrics.jsonl").read_bytes() == before
+
+
+def test_rows_edited_by_hand_do_not_end_a_resumed_run(data, tmp_path, caplog):
+    """Its report computes with them, as `fastbert report` does, which leaves out what is no row any more."""
+    config = runs.config(data, tmp_path / "run")
+    pretrain(config, callbacks=[runs.stop_after(20)], quiet=True)
+    log = tmp_path / "run" / "metrics.jsonl"
+    first, *rows = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([json.dumps(json.loads(first) | {"mfu": "high"}) + "\n", *rows]))
+    result = pretrain(dataclasses.replace(config, resume="auto"), quiet=True)
+    assert result.steps == STEPS
+    assert f"{log}, line 1 is left out: expected a row of metrics, got 'high' as its mfu" in caplog.messages
+    assert log.read_text().splitlines(keepends=True)[: len(rows)] == rows
 
 
 def test_resume_auto_without_a_run_begins_one(data, tmp_path):
