@@ -19,6 +19,9 @@ _DRAWN = re.compile(r"\x1b\[[0-9;]*m|[─│╭╮╰╯]")
 # Each in the words of tyro 1.0 and of 0.9.
 _UNKNOWN = re.compile("Unrecognized (?:options|arguments):")
 _SHORT = re.compile(r"(?:Missing value for argument '([^']+)'. Expected|Argument (\S+): expected) (\d+) ")
+_NO_NUMBERS = re.compile(
+    r"Error parsing (--[\w.-]+): Could not (?:find valid parse for arguments:|parse arguments) \[(.*?)\]"
+)
 _NEEDED = r"^\W*(?:The following arguments are required: .*)?\b{}\W*$"
 
 
@@ -59,7 +62,8 @@ def refuse(options: type, prog: str, argv: Sequence[str], told: str, default: ob
     text = " ".join(_DRAWN.sub(" ", told).split())
     show = f"; `{prog} --help` shows the options"
     if _UNKNOWN.search(text):
-        _refuse_unknown(options, argv, _UNKNOWN.split(text)[1].replace(",", " ").split(), show)
+        unknown = _UNKNOWN.split(text)[1].partition("For full helptext")[0]
+        _refuse_unknown(options, argv, unknown.replace(",", " ").split(), show)
     short = _SHORT.search(text)
     name = short and (short[1] or short[2])
     if name and not name.startswith("--"):  # a word that looks like an option came where an argument should be
@@ -68,7 +72,7 @@ def refuse(options: type, prog: str, argv: Sequence[str], told: str, default: ob
     elif name:
         wanted, got = ("a value", "none") if short[3] == "1" else (f"{short[3]} values", "fewer")
         raise InputError(f"{name}: expected {wanted} after it, got {got}")
-    wrong = re.search(r"Error parsing (--[\w.-]+): Could not find valid parse for arguments: \[(.*?)\]", text)
+    wrong = _NO_NUMBERS.search(text)
     if wrong:
         kind = dict(_options(options)).get(_dashed(wrong[1]), "")
         raise InputError(f"{wrong[1]}: expected {'whole ' if 'int' in kind else ''}numbers, got {wrong[2]}")
@@ -79,7 +83,8 @@ def refuse(options: type, prog: str, argv: Sequence[str], told: str, default: ob
 def _refuse_unknown(options: type, argv: Sequence[str], told: Sequence[str], show: str) -> None:
     """Raises InputError for the first of the words ``told`` on the command line, an option if there is one."""
     told = set(map(_name, told))
-    words = [word for word in argv if _name(word) in told]
+    # Of a word of blanks, such as "$VARIABLE" without a value, nothing is left in what tyro prints.
+    words = [word for word in argv if _name(word.strip()) in told or not (told or word.strip())]
     if not words:
         return
     option = next(filter(re.compile("-+[a-zA-Z]").match, map(_name, words)), None)

@@ -66,6 +66,8 @@ def place(tmp_path, monkeypatch):
         ("bench speed", "fastbert: expected one of all, inference, training, kernels, data, report, got 'speed'\n"),
         ("pretrain --resume yes --steps", "--steps: expected a value after it, got none\n"),
         ("pretrain --betas 0.9 --steps 3", "--betas: expected 2 values after it, got fewer\n"),
+        ("pretrain --betas 0.9 high", "--betas: expected numbers, got '0.9', 'high'\n"),
+        ("pretrain --samples.mask-mix a b c", "--samples.mask-mix: expected numbers, got 'a', 'b', 'c'\n"),
         ("finetune sst2 --model M --train T --out RUN --grid-epochs 2 1.5", "--grid-epochs: expected "),
         ("finetune sst2 --skip-bad-rows=true", "--skip-bad-rows: expected no value, got 'true'\n"),
         ("finetune sst2 --epoch 3", "unknown option --epoch (perhaps --epochs); `fastbert finetune --help` shows"),
@@ -92,6 +94,16 @@ def test_a_command_says_what_to_do(place, capsys, monkeypatch, command, said, wi
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["", " ", "\n", " b"])
+@pytest.mark.parametrize("width", ["120", "30"])
+def test_a_blank_word_too_many(place, capsys, monkeypatch, word, width):
+    """`"$MORE"` where nothing is in MORE."""
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["convert", "M", "N", word]) == 2
+    said = f"expected no more words, got {word!r}; `fastbert convert --help` shows the options"
+    assert capsys.readouterr().err == f"fastbert: {said}\n"
 
 
 @pytest.mark.parametrize(
