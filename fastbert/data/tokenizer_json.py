@@ -112,7 +112,10 @@ def _names(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> Specia
 def _unknown(path: Path, tokenizer: Tokenizer) -> str | None:
     """The model's own unknown token; None if it needs none, as in a byte-level encoding."""
     if not isinstance(tokenizer.model, models.Unigram):
-        return tokenizer.model.unk_token
+        unknown = tokenizer.model.unk_token
+        if is_wordpiece(tokenizer) and tokenizer.model.token_to_id(unknown) is None:  # an added token does not count
+            raise InputError(f"{path}: expected {unknown} in the model's vocabulary, since unknown words become it")
+        return unknown
     index = json.loads(tokenizer.model.__getstate__())["unk_id"]
     if index is None:
         raise InputError(f"{path}: expected a Unigram with an unk_id, without which unknown texts are errors, got none")

@@ -294,6 +294,17 @@ def test_files_beside_a_vocabulary_that_cannot_be_used(tmp_path, name, content, 
     assert said in str(error.value)
 
 
+def test_a_tokenizer_json_without_its_unknown_token(tmp_path):
+    """[UNK] among the added tokens is not enough: the first unknown word would be an error of the library."""
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    load_tokenizer(tmp_path).save(str(tmp_path / "tokenizer.json"))
+    held = json.loads((tmp_path / "tokenizer.json").read_text())
+    del held["model"]["vocab"]["[UNK]"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(held))
+    with pytest.raises(InputError, match=r"tokenizer\.json: expected \[UNK\] in the model's vocabulary, since"):
+        load_tokenizer(tmp_path)
+
+
 def test_case_is_told_by_the_tokens_that_have_one(tmp_path):
     """They are few of a Chinese vocabulary; Google's has two in upper case and is none of case."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(0x4E00, 0x4E00 + 1000)), "B", "b"]
