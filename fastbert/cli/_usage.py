@@ -83,8 +83,8 @@ def refuse(options: type, prog: str, argv: Sequence[str], told: str, default: ob
 def _refuse_unknown(options: type, argv: Sequence[str], told: Sequence[str], show: str) -> None:
     """Raises InputError for the first of the words ``told`` on the command line, an option if there is one."""
     told = set(map(_name, told))
-    # Of a word of blanks, such as "$VARIABLE" without a value, nothing is left in what tyro prints.
-    words = [word for word in argv if _name(word.strip()) in told or not (told or word.strip())]
+    # Commas stand between the words that tyro prints, and of a blank one ("$VARIABLE" without a value) nothing is left.
+    words = [word for word in argv if _name(word.replace(",", " ").strip()) in (told or {""})]
     if not words:
         return
     option = next(filter(re.compile("-+[a-zA-Z]").match, map(_name, words)), None)

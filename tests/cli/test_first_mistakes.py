@@ -96,9 +96,9 @@ def test_a_command_says_what_to_do(place, capsys, monkeypatch, command, said, wi
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("word", ["", " ", "\n", " b"])
+@pytest.mark.parametrize("word", ["", " ", "\n", " b", "a,b", ","])
 @pytest.mark.parametrize("width", ["120", "30"])
-def test_a_blank_word_too_many(place, capsys, monkeypatch, word, width):
+def test_a_word_too_many_of_which_little_is_printed(place, capsys, monkeypatch, word, width):
     """`"$MORE"` where nothing is in MORE."""
     monkeypatch.setenv("COLUMNS", width)
     assert main(["convert", "M", "N", word]) == 2
