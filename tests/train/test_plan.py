@@ -192,6 +192,14 @@ def test_what_is_offloaded_takes_no_memory_of_the_gpu(tmp_path, as_file):
     assert f"{made.memory.activations / 2**20:,.1f} MiB at the peak" in told
 
 
+@pytest.mark.parametrize("nothing", [None, {}, {"device": None}, {"device": "none"}])
+def test_a_deepspeed_file_may_offload_nothing(tmp_path, nothing):
+    parts = {"offload_param": nothing, "offload_optimizer": nothing}
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **parts}}))
+    made = plan.make_plan(PretrainConfig(model="2x128", steps=1, deepspeed=str(tmp_path / "ds.json")), ranks=2)
+    assert made.memory.offloaded == ()
+
+
 def test_steps_tokens_and_micro_batches_are_those_of_the_run(data, tmp_path):
     parts = (
         Phase(name="short", steps=5, max_seqlen=16, batch_tokens=600),

@@ -62,7 +62,9 @@ def offloaded(configuration: dict) -> tuple[str, ...]:
     """What a configuration keeps out of the GPU's memory: the names of fields of `plan_memory.Memory`."""
 
     def is_offloaded(name: str) -> bool:
-        return configuration.get("zero_optimization", {}).get(name, {}).get("device", "none") != "none"
+        section = configuration.get("zero_optimization", {}).get(name)
+        device = section.get("device") if isinstance(section, dict) else None
+        return device not in (None, "none")
 
     shards_all, parts = stage(configuration) == 3, []
     if shards_all and is_offloaded("offload_param"):
