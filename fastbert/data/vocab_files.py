@@ -38,16 +38,21 @@ class Normalisation:
     tokenize_chinese_chars: bool = True
 
 
+def _token(line: str) -> str:
+    stripped = line.rstrip()
+    return line if stripped in ("", CONTINUATION) else stripped  # Google's Chinese vocabulary has U+2028 as a token
+
+
 def read_vocab(path: Path) -> dict[str, int]:
     """Reads a vocab.txt: token -> line number from 0; the last line counts for a token that occurs twice.
 
-    Blanks at the end of a line are no part of a token, as in transformers and in Google's code.
+    Blanks at the end of a line are no part of a token, as in transformers and in Google's code, if there is more.
 
     Raises:
         InputError: the file is empty, or has SentencePiece's pieces.
     """
     with io.StringIO(decode_text(Path(path).read_bytes(), str(path)), newline=None) as file:
-        vocab = {line.rstrip(): index for index, line in enumerate(file)}
+        vocab = {_token(line.rstrip("\n")): index for index, line in enumerate(file)}
     if not vocab:
         raise InputError(f"{path}: expected a vocabulary, one token a line, got an empty file")
     pieces = [token for token in vocab if token.startswith(WORD_BEGIN) and token != WORD_BEGIN]

@@ -141,6 +141,13 @@ def test_a_token_that_stands_twice_leaves_every_id_its_row(tmp_path):
     assert vocab_text(tokenizer) == "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused_id_5]\nbook\nfilm\ngood\n"
 
 
+def test_tokens_that_are_blanks_are_kept(tmp_path):
+    """As Google's Chinese vocabulary has them."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2028", "##\u2028", "film"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", "utf-8")
+    assert load_tokenizer(tmp_path).get_vocab() == {word: number for number, word in enumerate(words)}
+
+
 def test_blanks_at_the_end_of_a_line_are_no_part_of_a_token(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK] \n[CLS]\t\n[SEP]\n[MASK]\nfilm \r\ngood\u3000\n", "utf-8")
     transformers = pytest.importorskip("transformers")
