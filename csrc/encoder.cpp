@@ -79,9 +79,16 @@ GemmInt8Args int8_args(DType dtype, const void* a, const void* packed, const flo
     return args;
 }
 
-// c = act(a w^T + bias) [+ residual], all contiguous and of the encoder's dtype.
+// Whether the feed-forward block's wide activations are tiles (gemm.h).
+bool wide_tiles(const EncoderSizes& s) {
+    return !s.int8 && has_tiles() && (s.packed == DType::bf16 || s.packed == DType::bf16x2);
+}
+
+enum class Tiles { none, a, c };
+
+// c = act(a w^T + bias) [+ residual], all contiguous and of the encoder's dtype, or one of them as tiles.
 void product(const EncoderSizes& sizes, const void* a, const void* packed, const float* bias, int64_t rows, int64_t n,
-             int64_t k, Activation activation, const void* residual, void* c) {
+             int64_t k, Activation activation, const void* residual, void* c, Tiles tiles = Tiles::none) {
     const DType dtype = sizes.dtype;
     GemmArgs args{};
     args.dtype = sizes.packed;
@@ -97,6 +104,8 @@ void product(const EncoderSizes& sizes, const void* a, const void* packed, const
     args.m = rows;
     args.n = n;
     args.k = k;
+    args.a_tiles = tiles == Tiles::a;
+    args.c_tiles = tiles == Tiles::c;
     gemm(args);
 }
 
@@ -139,7 +148,11 @@ struct Workspace {
         context = parts.take(tokens * part);
         sum = parts.take(tokens * row);
         normed = parts.take(tokens * row);
-        if (!s.int8) wide = parts.take(std::min(tokens, FEED_FORWARD_ROWS) * s.intermediate * element_size(s.dtype));
+        const int64_t rows = std::min(tokens, FEED_FORWARD_ROWS);
+        if (wide_tiles(s))
+            wide = parts.take(tiles_size(s.packed, rows, s.intermediate));
+        else if (!s.int8)
+            wide = parts.take(rows * s.intermediate * element_size(s.dtype));
         mean = parts.floats(tokens);
         rstd = parts.floats(tokens);
         bytes = parts.size();
@@ -279,8 +292,11 @@ void Encoder::finish_layer(const Layer& p, const Workspace& w, const void* conte
             feed_forward_int8(p, a, count, w.sum + first * row);
             continue;
         }
-        product(sizes_, a, p.intermediate.weight, p.intermediate.bias, count, wide, h, sizes_.gelu, nullptr, w.wide);
-        product(sizes_, w.wide, p.out.weight, p.out.bias, count, h, wide, none, a, w.sum + first * row);
+        const bool tiles = wide_tiles(sizes_);
+        product(sizes_, a, p.intermediate.weight, p.intermediate.bias, count, wide, h, sizes_.gelu, nullptr, w.wide,
+                tiles ? Tiles::c : Tiles::none);
+        product(sizes_, w.wide, p.out.weight, p.out.bias, count, h, wide, none, a, w.sum + first * row,
+                tiles ? Tiles::a : Tiles::none);
     }
     normalise(w.sum, p.norm_weight, p.norm_bias, w, rows, out);
 }

@@ -38,30 +38,56 @@ void pack_parts(const float* a, int64_t lda, int rows, int64_t k, bf16* out, int
     }
 }
 
+// As finish_rows of gemm_epilogue.h, and packed as the next product's rows.
+template <Activation ACT, int PARTS>
+void finish_tiles(const GemmArgs& g, const float* sums, int64_t row, int rows, int64_t column) {
+    const int64_t depth = round_up(g.n, STEP), part = round_up(g.m, STRIP) * depth;
+    const int64_t end = g.n - column < STRIP ? g.n - column : STRIP;
+    bf16* out = static_cast<bf16*>(g.c) + row * depth + column * EDGE;
+    for (int r = 0; r < rows; ++r) {
+        bf16* to = out + r / EDGE * (EDGE * depth) + r % EDGE * STEP;
+        alignas(64) float x[STRIP] = {};
+        for_columns(0, end, [&](int64_t i, auto lanes) {
+            Vec v = load(sums + r * STRIP + i, lanes);
+            if (g.bias) v = v + load(g.bias + column + i, lanes);
+            store(x + i, activate<ACT>(v), lanes);
+        });
+        if constexpr (PARTS == 2)
+            split_step(x, STRIP, to, to + part);
+        else
+            for_columns(0, STRIP, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes), lanes); });
+    }
+}
+
+template <int PARTS, class Pack> void run(const GemmArgs& g, Pack&& pack) {
+    const void* tiles = g.a_tiles ? g.a : nullptr;
+    const auto multiply = [&](auto&& finish) { multiply_tiles<PARTS>(g.m, g.n, g.k, g.packed, tiles, pack, finish); };
+    if (g.c_tiles) {
+        const auto finish = g.act == Activation::gelu        ? finish_tiles<Activation::gelu, PARTS>
+                            : g.act == Activation::gelu_tanh ? finish_tiles<Activation::gelu_tanh, PARTS>
+                                                             : finish_tiles<Activation::none, PARTS>;
+        return multiply([&](const float* sums, int64_t row, int rows, int64_t column) {
+            finish(g, sums, row, rows, column);
+        });
+    }
+    const FinishRows finish = finish_for(g);
+    multiply([&](const float* sums, int64_t row, int rows, int64_t column) {
+        finish(g, sums, STRIP, row, rows, column, STRIP);
+    });
+}
+
 }  // namespace
 
 void gemm_bf16(const GemmArgs& g) {
     const bf16* a = static_cast<const bf16*>(g.a);
-    const FinishRows finish = finish_for(g);
-    multiply_tiles<1>(
-        g.m, g.n, g.k, g.packed,
-        [&](int64_t row, int rows, bf16* out, int64_t) { pack_rows(a + row * g.lda, g.lda, rows, g.k, out); },
-        [&](const float* sums, int64_t row, int rows, int64_t column) {
-            finish(g, sums, STRIP, row, rows, column, STRIP);
-        });
+    run<1>(g, [&](int64_t row, int rows, bf16* out, int64_t) { pack_rows(a + row * g.lda, g.lda, rows, g.k, out); });
 }
 
 void gemm_bf16x2(const GemmArgs& g) {
     const float* a = static_cast<const float*>(g.a);
-    const FinishRows finish = finish_for(g);
-    multiply_tiles<2>(
-        g.m, g.n, g.k, g.packed,
-        [&](int64_t row, int rows, bf16* out, int64_t part) {
-            pack_parts(a + row * g.lda, g.lda, rows, g.k, out, part);
-        },
-        [&](const float* sums, int64_t row, int rows, int64_t column) {
-            finish(g, sums, STRIP, row, rows, column, STRIP);
-        });
+    run<2>(g, [&](int64_t row, int rows, bf16* out, int64_t part) {
+        pack_parts(a + row * g.lda, g.lda, rows, g.k, out, part);
+    });
 }
 
 }  // namespace FASTBERT_ISA

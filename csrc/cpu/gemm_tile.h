@@ -95,10 +95,17 @@ template <int PARTS> Multiply kernel_for(bool short_, bool narrow) {
     return narrow ? multiply<PARTS, 2, 1> : multiply<PARTS, 2, 2>;
 }
 
+// A of m rows that is packed already (GemmArgs::a_tiles), or null.
+struct Tiled {
+    const bf16* a;
+    int64_t m;
+};
+
 // The share of one thread. pack(row, rows, out, part) packs 16 rows, of which parts lie `part` elements apart;
 // finish(sums, row, rows, column) takes up to 32.
 template <int PARTS, class Pack, class Finish>
-void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16* packed, Pack& pack, Finish& finish) {
+void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16* packed, Tiled tiled, Pack& pack,
+                    Finish& finish) {
     constexpr int64_t DEPTH = 384 / PARTS;  // of a strip of all parts of B, in the first-level cache
     const Tiles tiles;
     const int64_t depth = round_up(k, STEP), panel = depth * PANEL, tall = depth * EDGE;
@@ -108,14 +115,16 @@ void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16*
     const int64_t blocks = divide_up(rows.size(), most);
     for (int64_t i = 0; i < blocks; ++i) {
         Range part = share(rows.size(), STRIP, i, blocks);
-        const int64_t height = round_up(part.size(), STRIP), part_a = height * depth;
-        void* buffer = thread_buffer(Scratch::gemm_a, height * (2 * PARTS * depth + 4 * STRIP));
-        float* sums = static_cast<float*>(buffer);
-        bf16* a = reinterpret_cast<bf16*>(sums + height * STRIP);
-        for (int64_t row = 0; row < part.size(); row += EDGE) {
+        const int64_t height = round_up(part.size(), STRIP), first = rows.begin + part.begin;
+        const int64_t part_a = (tiled.a ? round_up(tiled.m, STRIP) : height) * depth;
+        const int64_t packing = tiled.a ? 0 : 2 * PARTS * depth;
+        float* sums = static_cast<float*>(thread_buffer(Scratch::gemm_a, height * (packing + 4 * STRIP)));
+        bf16* own = reinterpret_cast<bf16*>(sums + height * STRIP);
+        for (int64_t row = 0; !tiled.a && row < part.size(); row += EDGE) {
             const int64_t left = part.size() - row;
-            pack(rows.begin + part.begin + row, int(left < EDGE ? left : EDGE), a + row * depth, part_a);
+            pack(first + row, int(left < EDGE ? left : EDGE), own + row * depth, part_a);
         }
+        const bf16* a = tiled.a ? tiled.a + first * depth : own;
         for (int64_t column = columns.begin; column < columns.end; column += STRIP) {
             const bf16* b = packed + column / PANEL * panel;
             for (int64_t k0 = 0; k0 == 0 || k0 < depth; k0 += DEPTH) {
@@ -126,7 +135,7 @@ void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16*
                     const Factors factors{a + row * depth + k0 * EDGE, b + k0 * PANEL, tall, panel, part_a, part_b};
                     kernel(factors, steps, k0 == 0, sums + row * STRIP);
                     if (k0 + DEPTH >= depth)
-                        finish(sums + row * STRIP, rows.begin + part.begin + row, int(whole), column);
+                        finish(sums + row * STRIP, first + row, int(whole), column);
                 }
             }
         }
@@ -134,11 +143,13 @@ void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16*
 }
 
 template <int PARTS, class Pack, class Finish>
-void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, Pack&& pack, Finish&& finish) {
+void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, const void* tiles, Pack&& pack,
+                    Finish&& finish) {
     constexpr int64_t WORTH_A_THREAD = 1 << 22;
     if (m <= 0 || n <= 0) return;
     const auto work = [&](Range rows, Range columns) {
-        multiply_share<PARTS>(rows, columns, n, k, static_cast<const bf16*>(packed), pack, finish);
+        multiply_share<PARTS>(rows, columns, n, k, static_cast<const bf16*>(packed),
+                              Tiled{static_cast<const bf16*>(tiles), m}, pack, finish);
     };
     const int threads = threads_for(m * n * k / WORTH_A_THREAD + 1);
     if (threads <= 1) return work(Range{0, m}, Range{0, n});

@@ -7,6 +7,9 @@
 //     steps and after the last (csrc/cpu/gemm_winograd.h)
 // so that 16 steps of a bfloat16 panel are one AMX tile of 1 KiB. Padding is zero. The buffer starts at a multiple of 64.
 //
+// As tiles, a matrix (m, k) is [parts][m / 16][k / 32][16][32] bfloat16, m and k padded to 32, in the parts of the packed weight's
+// form. Padding of k is zero, of m anything.
+//
 // Every element of a result is summed by one thread, in an order that depends on k alone: the bits do not depend on the
 // number of threads, nor on m and n.
 #pragma once
@@ -30,6 +33,8 @@ struct GemmArgs {
     int64_t ldc;
     DType c_dtype;
     int64_t m, n, k;
+    // Whether a and c are tiles, where has_tiles(): c as the next product's a, without a residual. lda and ldc count for nothing.
+    bool a_tiles = false, c_tiles = false;
 };
 
 struct PackArgs {
@@ -78,6 +83,11 @@ inline void pack_weight(DType dtype, const void* w, int64_t ldw, int64_t n, int6
 void gemm(const GemmArgs& args);
 // Whether this level multiplies float32 numbers in two parts, and whether by Winograd's inner product.
 bool has_bf16x2();
+// Whether its products of bfloat16, and of float32 in two parts, take and give tiles.
+inline bool has_tiles() { return has_bf16x2(); }
+inline int64_t tiles_size(DType dtype, int64_t m, int64_t k) {
+    return round_up(m, 32) * round_up(k, 32) * (dtype == DType::bf16x2 ? 4 : 2);
+}
 bool has_winograd();
 bool has_bf16_attention();
 // dx = dy w is gemm() with w packed as transposed.

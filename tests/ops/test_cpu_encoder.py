@@ -216,6 +216,30 @@ def test_float32_in_two_parts(restore_isa, monkeypatch):
         assert_close(ours, truth, rounded, what=f"state {number}")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wide", [200, 80, 33])
+@pytest.mark.parametrize("lengths", [(530, 97), (70,), (300, 1, 290, 120)])
+def test_wide_activations_as_tiles(dtype, wide, lengths, restore_isa, monkeypatch):
+    """One product leaves them as the rows of the next: with columns left over, in one block of rows and in two, by one
+    thread, by two that share a product and by two with sequences of their own."""
+    _native.extension().set_isa(TILES)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    encoder = small_encoder(dtype, intermediate_size=wide, num_hidden_layers=1)
+    x, cu_seqlens, max_seqlen = batch(lengths=lengths, dtype=dtype)
+    options = {"nheads": 3, "eps": encoder.config.layer_norm_eps, "approximate": encoder.config.gelu_approximate}
+    layers = [ops.LayerParameters(*(t.detach() for t in layer)) for layer in parameters(encoder)]
+    found = []
+    for count in (1, 2):
+        with torch.no_grad(), fastbert.backend("cpu"), threads(count):
+            found += ops.encoder(x, layers, cu_seqlens, max_seqlen, **options)
+    assert torch.equal(*found)
+    steps = STEPS._replace(product=linear_in_two_parts) if dtype == torch.float32 else STEPS
+    (same,) = reference.encoder(x, layers, cu_seqlens, max_seqlen, **options, steps=steps)
+    exact = [ops.LayerParameters(*(t.double() for t in layer)) for layer in layers]
+    (true,) = reference.encoder(x.double(), exact, cu_seqlens, max_seqlen, **options)
+    assert_close(found[0], true, same)
+
+
 def test_the_module_takes_the_one_call(calls):
     encoder = small_encoder()
     given = batch()
