@@ -53,20 +53,21 @@ def cut_at(tokenizer: Tokenizer, max_seqlen: int | None, side: str | None = None
 
 
 def encode_beginnings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    """The same as ``encode_batch`` (except for ``overflowing``), but of long texts only the beginning is encoded: for
-    the first 256 tokens of a book, the library would encode all of it, at 150 bytes a character.
+    """The same as ``encode_batch`` (except for ``overflowing``, and without offsets), but of long texts only the
+    beginning is encoded: for the first 256 tokens of a book, the library would encode all of it, at 150 bytes a
+    character.
 
     This needs a tokenizer that gives the beginning of a text, up to a space or a line's end, the same tokens as the
     whole text, such as BERT's. With any other tokenizer all of each text is encoded.
     """
     limit = tokenizer.truncation
     if limit is None or limit["direction"] != SIDES[0] or not _ends_words_at_blanks(tokenizer):
-        return tokenizer.encode_batch(texts)
+        return tokenizer.encode_batch_fast(texts)
     found: dict[int, Encoding] = {}
     left, size = list(range(len(texts))), CHARACTERS_A_TOKEN * limit["max_length"]
     while left:
         parts = [_beginning(texts[number], size) for number in left]
-        for number, part, encoding in zip(left, parts, tokenizer.encode_batch(parts), strict=True):
+        for number, part, encoding in zip(left, parts, tokenizer.encode_batch_fast(parts), strict=True):
             if len(part) == len(texts[number]) or encoding.overflowing:
                 found[number] = encoding
         left, size = [number for number in left if number not in found], 8 * size

@@ -45,6 +45,11 @@ def level(request):
         yield request.param
 
 
+def whole(matrix):
+    """Without gaps: torch's bfloat16 product on AMX multiplies what lies between rows of an odd length by zero."""
+    return matrix.contiguous()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_gemm(level, shape, dtype, activation, bias, residual):
         check()
         wide = [None if t is None else t.double() for t in (a, w, b, r)]
         exact = truth(*wide[:3], activation, wide[3])
-        same = truth(a, w, None if b is None else b.to(dtype), activation, r)
+        same = truth(whole(a), whole(w), None if b is None else b.to(dtype), activation, r)
         results.append((out.clone(), exact, same))
     assert_close(*(torch.cat([result[i].reshape(-1) for result in results]) for i in range(3)), what="gemm")
 
@@ -88,7 +93,8 @@ def test_gradients(level, shape, dtype):
         )
         check_dx()
         check_dw()
-        grads = [(t @ s, u.t() @ v, u.sum(0)) for t, s, u, v in ((dy, w, dy, x), [d.double() for d in (dy, w, dy, x)])]
+        same = tuple(map(whole, (dy, w, dy, x)))
+        grads = [(t @ s, u.t() @ v, u.sum(0)) for t, s, u, v in (same, [d.double() for d in same])]
         results.append([(dx.clone(), dw.clone(), db), grads[1], grads[0]])
     for i, name in enumerate(("dx", "dw", "db")):
         got, exact, same = (torch.cat([result[j][i].reshape(-1) for result in results]) for j in range(3))
