@@ -32,8 +32,9 @@ from .sentence_modules import dim_after, first_tokens, pool
 from .sentence_positions import check_positions
 
 _TOKENIZE_AT_ONCE = 4096
-# The default token budget: a group of sequences for each thread (csrc/encoder.cpp), but at least this many tokens.
-_TOKENS_A_THREAD, _LEAST_TOKENS = 512, 4096
+# The default token budget. Threads take groups of 512 tokens (csrc/encoder.cpp) and wait for the last of a batch: 16 groups
+# a thread, but no more memory than for 32,768 tokens, unless that leaves some thread without a group.
+_GROUP, _GROUPS_A_THREAD, _MOST_TOKENS, _GPU_TOKENS = 512, 16, 32_768, 4096
 
 
 def _read_config(directory: Path) -> BertConfig:
@@ -223,8 +224,8 @@ class SentenceEncoder:
             sentences: N texts; an empty one is encoded as ``[CLS] [SEP]``, and repeated ones are computed once.
             prompt_name: which of `prompts` to put in front of every sentence; None for the encoder's ``prompt``.
             prompt: a text to put there, instead of naming one; "" for none.
-            token_budget: the most tokens in a batch (a longer sentence is a batch of its own); None for 4,096, or 512
-                per thread on a CPU with more than eight threads.
+            token_budget: the most tokens in a batch (a longer sentence is a batch of its own); None for 4,096 on a
+                GPU, and on a CPU for 8,192 per thread up to 32,768, or 512 per thread if that is more.
             normalize: True scales vectors to length 1 after they are cut to `truncate_dim`; False does not. None
                 follows the encoder's ``normalize``, which is applied before they are cut.
             batch_invariant: whether a sentence's vector has the same bits whatever else is encoded with it.
@@ -247,8 +248,7 @@ class SentenceEncoder:
         prompt = self._chosen_prompt(prompt_name, prompt)
         device = self.model.device
         if token_budget is None:
-            threads = torch.get_num_threads() if device.type == "cpu" else 1
-            token_budget = max(_LEAST_TOKENS, _TOKENS_A_THREAD * threads)
+            token_budget = _default_budget(device)
         if normalize is not None and not isinstance(normalize, bool):
             raise InputError(f"normalize must be True, False or None, got {normalize!r:.50}")
         if not _is_whole(token_budget, 1):
@@ -309,6 +309,13 @@ class SentenceEncoder:
                 found = [ids[mask] for ids, mask in zip(found, masks, strict=True)]
             rows += found
         return rows
+
+
+def _default_budget(device: torch.device) -> int:
+    if device.type != "cpu":
+        return _GPU_TOKENS
+    groups = _GROUP * torch.get_num_threads()
+    return max(groups, min(_GROUPS_A_THREAD * groups, _MOST_TOKENS))
 
 
 def _is_whole(value: object, least: int) -> bool:
