@@ -116,7 +116,7 @@ private:
         for (int64_t c = 0; c < a_.head_dim; c += STRIP) {
             const Factors factors{weights_, values_ + c / PANEL * value_panel_ + key * PANEL, EDGE * KEY_BLOCK,
                                   value_panel_, 0, 0};
-            kernel_for<1>(rows <= EDGE, a_.head_dim - c <= EDGE)(factors, padded / STEP, key == 0, out_ + c * STRIP);
+            multiply_block(rows <= EDGE, a_.head_dim - c <= EDGE, factors, padded / STEP, key == 0, out_ + c * STRIP);
         }
     }
 

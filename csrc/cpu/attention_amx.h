@@ -49,7 +49,7 @@ inline void multiply_keys(const bf16* left, int64_t rows, const bf16* keys, int6
     const int64_t panel = depth * PANEL;
     for (int64_t k = 0; k < count; k += STRIP) {
         const Factors factors{left, keys + k / PANEL * panel, depth * EDGE, panel, 0, 0};
-        kernel_for<1>(rows <= EDGE, count - k <= EDGE)(factors, depth / STEP, true, squares + k * STRIP);
+        multiply_block(rows <= EDGE, count - k <= EDGE, factors, depth / STEP, true, squares + k * STRIP);
         done();
     }
 }

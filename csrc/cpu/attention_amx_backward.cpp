@@ -277,8 +277,8 @@ private:
         for (int64_t c = 0; c < a_.head_dim; c += STRIP) {
             const Factors factors{left_, key_rows_ + c / PANEL * key_panel_ + b.key * PANEL, EDGE * KEY_BLOCK, key_panel_,
                                   0, 0};
-            kernel_for<1>(rows <= EDGE, a_.head_dim - c <= EDGE)(factors, round_up(b.count, STEP) / STEP, b.key == 0,
-                                                                 dq_ + r * depth_ + c * STRIP);
+            multiply_block(rows <= EDGE, a_.head_dim - c <= EDGE, factors, round_up(b.count, STEP) / STEP, b.key == 0,
+                           dq_ + r * depth_ + c * STRIP);
             ahead_.step();
         }
     }
@@ -290,8 +290,8 @@ private:
             for (int64_t c = 0; c < a_.head_dim; c += STRIP) {
                 const Factors factors{columns + c * steps_, panels + k * steps_, EDGE * steps_, PANEL * steps_, 0, 0};
                 const bool first = b.first == 0 || (a_.causal && b.key + k >= b.first);
-                kernel_for<1>(a_.head_dim - c <= EDGE, b.count - k <= EDGE)(factors, steps_ / STEP, first,
-                                                                            sums + (b.key + k) * depth_ + c * STRIP);
+                multiply_block(a_.head_dim - c <= EDGE, b.count - k <= EDGE, factors, steps_ / STEP, first,
+                               sums + (b.key + k) * depth_ + c * STRIP);
                 ahead_.step();
             }
     }

@@ -26,28 +26,30 @@ template <Activation ACT> inline Vec activate(Vec x) {
 // prefetcher.
 constexpr int ROWS_AHEAD = 16;
 
-// c = act(tile + bias) + residual for `rows` rows from `row` and up to `width` columns from `column`.
+// c = act(sums + bias) + residual for one row and up to `width` columns from `column`.
+template <Activation ACT, class C>
+void finish_row(const GemmArgs& g, const float* sums, int64_t row, int64_t column, int width) {
+    const int64_t end = g.n - column < width ? g.n - column : width, at = row * g.ldc + column;
+    C* c = static_cast<C*>(g.c) + at;
+    const C* residual = g.residual ? static_cast<const C*>(g.residual) + at : nullptr;
+    if (row + ROWS_AHEAD < g.m)
+        for (int64_t i = 0; i < end; i += int64_t(64 / sizeof(C))) {
+            __builtin_prefetch(c + ROWS_AHEAD * g.ldc + i, 1, 3);
+            if (residual) __builtin_prefetch(residual + ROWS_AHEAD * g.ldc + i, 0, 3);
+        }
+    for_columns(0, end, [&](int64_t i, auto lanes) {
+        Vec v = load(sums + i, lanes);
+        if (g.bias) v = v + load(g.bias + column + i, lanes);
+        v = activate<ACT>(v);
+        if (residual) v = v + load(residual + i, lanes);
+        store(c + i, v, lanes);
+    });
+}
+
+// The same for `rows` rows from `row`.
 template <Activation ACT, class C>
 void finish_rows(const GemmArgs& g, const float* tile, int64_t stride, int64_t row, int rows, int64_t column, int width) {
-    const int64_t end = g.n - column < width ? g.n - column : width;
-    for (int r = 0; r < rows; ++r) {
-        const int64_t at = (row + r) * g.ldc + column;
-        C* c = static_cast<C*>(g.c) + at;
-        const C* residual = g.residual ? static_cast<const C*>(g.residual) + at : nullptr;
-        const float* sums = tile + r * stride;
-        if (row + r + ROWS_AHEAD < g.m)
-            for (int64_t i = 0; i < end; i += int64_t(64 / sizeof(C))) {
-                __builtin_prefetch(c + ROWS_AHEAD * g.ldc + i, 1, 3);
-                if (residual) __builtin_prefetch(residual + ROWS_AHEAD * g.ldc + i, 0, 3);
-            }
-        for_columns(0, end, [&](int64_t i, auto lanes) {
-            Vec v = load(sums + i, lanes);
-            if (g.bias) v = v + load(g.bias + column + i, lanes);
-            v = activate<ACT>(v);
-            if (residual) v = v + load(residual + i, lanes);
-            store(c + i, v, lanes);
-        });
-    }
+    for (int r = 0; r < rows; ++r) finish_row<ACT, C>(g, tile + r * stride, row + r, column, width);
 }
 
 using FinishRows = void (*)(const GemmArgs&, const float*, int64_t, int64_t, int, int64_t, int);

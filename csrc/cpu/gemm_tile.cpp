@@ -38,42 +38,63 @@ void pack_parts(const float* a, int64_t lda, int rows, int64_t k, bf16* out, int
     }
 }
 
-// As finish_rows of gemm_epilogue.h, and packed as the next product's rows.
+// As finish_row of gemm_epilogue.h, and packed as the next product's rows.
 template <Activation ACT, int PARTS>
-void finish_tiles(const GemmArgs& g, const float* sums, int64_t row, int rows, int64_t column) {
+void finish_tiles(const GemmArgs& g, const float* sums, int64_t row, int64_t column) {
     const int64_t depth = round_up(g.n, STEP), part = round_up(g.m, STRIP) * depth;
     const int64_t end = g.n - column < STRIP ? g.n - column : STRIP;
-    bf16* out = static_cast<bf16*>(g.c) + row * depth + column * EDGE;
-    for (int r = 0; r < rows; ++r) {
-        bf16* to = out + r / EDGE * (EDGE * depth) + r % EDGE * STEP;
-        alignas(64) float x[STRIP] = {};
-        for_columns(0, end, [&](int64_t i, auto lanes) {
-            Vec v = load(sums + r * STRIP + i, lanes);
-            if (g.bias) v = v + load(g.bias + column + i, lanes);
-            store(x + i, activate<ACT>(v), lanes);
-        });
-        if constexpr (PARTS == 2)
-            split_step(x, STRIP, to, to + part);
-        else
-            for_columns(0, STRIP, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes), lanes); });
+    bf16* to = static_cast<bf16*>(g.c) + row / EDGE * (EDGE * depth) + column * EDGE + row % EDGE * STEP;
+    alignas(64) float x[STRIP] = {};
+    for_columns(0, end, [&](int64_t i, auto lanes) {
+        Vec v = load(sums + i, lanes);
+        if (g.bias) v = v + load(g.bias + column + i, lanes);
+        store(x + i, activate<ACT>(v), lanes);
+    });
+    if constexpr (PARTS == 2)
+        split_step(x, STRIP, to, to + part);
+    else
+        for_columns(0, STRIP, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes), lanes); });
+}
+template <Activation ACT, class C>
+void finish_strip(const GemmArgs& g, const float* sums, int64_t row, int64_t column) {
+    finish_row<ACT, C>(g, sums, row, column, STRIP);
+}
+
+// A row of finished sums in every gap.
+template <void (*ROW)(const GemmArgs&, const float*, int64_t, int64_t)> class RowByRow {
+public:
+    explicit RowByRow(const GemmArgs& g) : g_(g) {}
+    void start(const float* sums, int64_t row, int rows, int64_t column) {
+        sums_ = sums, row_ = row, end_ = row + rows, column_ = column;
     }
+    void gap() { row_ < end_ ? finish() : keep_apart(); }
+    void rest() {
+        while (row_ < end_) finish();
+    }
+
+private:
+    void finish() {
+        ROW(g_, sums_, row_++, column_);
+        sums_ += STRIP;
+    }
+    const GemmArgs& g_;
+    const float* sums_ = nullptr;
+    int64_t row_ = 0, end_ = 0, column_ = 0;
+};
+
+template <int PARTS, Activation ACT, class Pack> void run(const GemmArgs& g, Pack& pack) {
+    const auto multiply = [&](auto work) {
+        multiply_tiles<PARTS>(g.m, g.n, g.k, g.packed, g.a_tiles ? g.a : nullptr, pack, work);
+    };
+    if (g.c_tiles) return multiply(RowByRow<finish_tiles<ACT, PARTS>>(g));
+    if (g.c_dtype == DType::bf16) return multiply(RowByRow<finish_strip<ACT, bf16>>(g));
+    multiply(RowByRow<finish_strip<ACT, float>>(g));
 }
 
 template <int PARTS, class Pack> void run(const GemmArgs& g, Pack&& pack) {
-    const void* tiles = g.a_tiles ? g.a : nullptr;
-    const auto multiply = [&](auto&& finish) { multiply_tiles<PARTS>(g.m, g.n, g.k, g.packed, tiles, pack, finish); };
-    if (g.c_tiles) {
-        const auto finish = g.act == Activation::gelu        ? finish_tiles<Activation::gelu, PARTS>
-                            : g.act == Activation::gelu_tanh ? finish_tiles<Activation::gelu_tanh, PARTS>
-                                                             : finish_tiles<Activation::none, PARTS>;
-        return multiply([&](const float* sums, int64_t row, int rows, int64_t column) {
-            finish(g, sums, row, rows, column);
-        });
-    }
-    const FinishRows finish = finish_for(g);
-    multiply([&](const float* sums, int64_t row, int rows, int64_t column) {
-        finish(g, sums, STRIP, row, rows, column, STRIP);
-    });
+    if (g.act == Activation::gelu) return run<PARTS, Activation::gelu>(g, pack);
+    if (g.act == Activation::gelu_tanh) return run<PARTS, Activation::gelu_tanh>(g, pack);
+    run<PARTS, Activation::none>(g, pack);
 }
 
 }  // namespace

@@ -38,14 +38,31 @@ inline Range share(int64_t count, int64_t unit, int64_t i, int64_t n) {
     return {units * i / n * unit, end < count ? end : count};
 }
 
+// What is done with finished sums. The tiles leave the vector units idle, so it may be done row by row in the gaps between
+// later products: gap() once after each, and rest() before their sums are stored. This one does all at once.
+template <class Finish> struct AtOnce {
+    Finish& finish;
+    void start(const float* sums, int64_t row, int rows, int64_t column) { finish(sums, row, rows, column); }
+    void gap() { keep_apart(); }
+    void rest() {}
+};
+
+// For sums that the caller takes itself.
+struct Nothing {
+    void gap() { keep_apart(); }
+    void rest() {}
+};
+
 // ROWS x COLUMNS tiles of sums over `steps` steps.
 #if defined(FASTBERT_PAIRS)
-template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int64_t steps, bool first, float* sums) {
+template <int PARTS, int ROWS, int COLUMNS, class Work>
+void multiply(const Factors& f, int64_t steps, bool first, float* sums, Work&) {
     static_assert(PARTS == 1, "parts are for tiles");
     multiply_pairs<ROWS, COLUMNS>(f.a, f.tall, f.b, f.panel, steps, first, sums, STRIP);
 }
 #else
-template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int64_t steps, bool first, float* sums) {
+template <int PARTS, int ROWS, int COLUMNS, class Work>
+void multiply(const Factors& f, int64_t steps, bool first, float* sums, Work& work) {
     constexpr int64_t STRIDE = STRIP * 4;
     // GCC 12 does not know that a tile's load reads memory: what was stored for it must be there before the first one.
     asm volatile("" : : : "memory");
@@ -68,11 +85,12 @@ template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int6
         tile_load<6>(b, 64);
         if (COLUMNS > 1) tile_load<7>(b + f.panel, 64);
     };
-    const auto add_products = [] {
-        tile_dot_bf16<0, 4, 6>();
-        if (COLUMNS > 1) tile_dot_bf16<1, 4, 7>();
-        if (ROWS > 1) tile_dot_bf16<2, 5, 6>();
-        if (ROWS > 1 && COLUMNS > 1) tile_dot_bf16<3, 5, 7>();
+    const auto gap = [&] { work.gap(); };
+    const auto add_products = [&] {
+        tile_dot_bf16<0, 4, 6>(gap);
+        if (COLUMNS > 1) tile_dot_bf16<1, 4, 7>(gap);
+        if (ROWS > 1) tile_dot_bf16<2, 5, 6>(gap);
+        if (ROWS > 1 && COLUMNS > 1) tile_dot_bf16<3, 5, 7>(gap);
     };
     for (int64_t i = 0; i < steps; ++i) {
         const bf16 *a = f.a + i * TILE, *b = f.b + i * TILE;
@@ -81,6 +99,7 @@ template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int6
         load_a(a), add_products();
         if (PARTS == 2) load_b(b + f.part_b), add_products();
     }
+    work.rest();
     tile_store<0>(sums, STRIDE);
     if (COLUMNS > 1) tile_store<1>(sums + EDGE, STRIDE);
     if (ROWS > 1) tile_store<2>(sums + EDGE * STRIP, STRIDE);
@@ -88,11 +107,17 @@ template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int6
 }
 #endif
 
-using Multiply = void (*)(const Factors&, int64_t, bool, float*);
+template <class Work> using Multiply = void (*)(const Factors&, int64_t, bool, float*, Work&);
 
-template <int PARTS> Multiply kernel_for(bool short_, bool narrow) {
-    if (short_) return narrow ? multiply<PARTS, 1, 1> : multiply<PARTS, 1, 2>;
-    return narrow ? multiply<PARTS, 2, 1> : multiply<PARTS, 2, 2>;
+template <int PARTS, class Work> Multiply<Work> kernel_for(bool short_, bool narrow) {
+    if (short_) return narrow ? multiply<PARTS, 1, 1, Work> : multiply<PARTS, 1, 2, Work>;
+    return narrow ? multiply<PARTS, 2, 1, Work> : multiply<PARTS, 2, 2, Work>;
+}
+
+// A block of sums of one part, for which the caller waits.
+inline void multiply_block(bool short_, bool narrow, const Factors& f, int64_t steps, bool first, float* sums) {
+    Nothing nothing;
+    kernel_for<1, Nothing>(short_, narrow)(f, steps, first, sums, nothing);
 }
 
 // A of m rows that is packed already (GemmArgs::a_tiles), or null.
@@ -102,10 +127,10 @@ struct Tiled {
 };
 
 // The share of one thread. pack(row, rows, out, part) packs 16 rows, of which parts lie `part` elements apart;
-// finish(sums, row, rows, column) takes up to 32.
-template <int PARTS, class Pack, class Finish>
+// work.start(sums, row, rows, column) takes up to 32.
+template <int PARTS, class Pack, class Work>
 void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16* packed, Tiled tiled, Pack& pack,
-                    Finish& finish) {
+                    Work work) {
     constexpr int64_t DEPTH = 384 / PARTS;  // of a strip of all parts of B, in the first-level cache
     const Tiles tiles;
     const int64_t depth = round_up(k, STEP), panel = depth * PANEL, tall = depth * EDGE;
@@ -131,34 +156,33 @@ void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16*
                 const int64_t steps = (depth - k0 < DEPTH ? depth - k0 : DEPTH) / STEP;
                 for (int64_t row = 0; row < part.size(); row += STRIP) {
                     const int64_t left = part.size() - row, whole = left < STRIP ? left : STRIP;
-                    const auto kernel = kernel_for<PARTS>(whole <= EDGE, n - column <= EDGE);
+                    const auto kernel = kernel_for<PARTS, Work>(whole <= EDGE, n - column <= EDGE);
                     const Factors factors{a + row * depth + k0 * EDGE, b + k0 * PANEL, tall, panel, part_a, part_b};
-                    kernel(factors, steps, k0 == 0, sums + row * STRIP);
-                    if (k0 + DEPTH >= depth)
-                        finish(sums + row * STRIP, first + row, int(whole), column);
+                    kernel(factors, steps, k0 == 0, sums + row * STRIP, work);
+                    if (k0 + DEPTH >= depth) work.start(sums + row * STRIP, first + row, int(whole), column);
                 }
             }
         }
+        work.rest();
     }
 }
 
-template <int PARTS, class Pack, class Finish>
-void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, const void* tiles, Pack&& pack,
-                    Finish&& finish) {
+template <int PARTS, class Pack, class Work>
+void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, const void* tiles, Pack&& pack, Work work) {
     constexpr int64_t WORTH_A_THREAD = 1 << 22;
     if (m <= 0 || n <= 0) return;
-    const auto work = [&](Range rows, Range columns) {
+    const auto multiply = [&](Range rows, Range columns) {
         multiply_share<PARTS>(rows, columns, n, k, static_cast<const bf16*>(packed),
-                              Tiled{static_cast<const bf16*>(tiles), m}, pack, finish);
+                              Tiled{static_cast<const bf16*>(tiles), m}, pack, work);
     };
     const int threads = threads_for(m * n * k / WORTH_A_THREAD + 1);
-    if (threads <= 1) return work(Range{0, m}, Range{0, n});
+    if (threads <= 1) return multiply(Range{0, m}, Range{0, n});
     in_threads(threads, [&](int64_t i, int64_t count) {
         // Rows are divided if every thread gets enough of them; otherwise the columns are divided.
         int64_t tall = count;
         while (count % tall || (tall > 1 && m / tall < 8 * STRIP)) --tall;
         const Range rows = share(m, STRIP, i % tall, tall), columns = share(n, STRIP, i / tall, count / tall);
-        if (rows.size() > 0 && columns.size() > 0) work(rows, columns);
+        if (rows.size() > 0 && columns.size() > 0) multiply(rows, columns);
     });
 }
 

@@ -72,7 +72,7 @@ void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, i
     const auto pack = [&](int64_t row, int rows, bf16* out, int64_t) {
         pack_transposed(dy + row, g.ldy, rows, tokens, out);
     };
-    multiply_tiles<1>(g.n, g.k, tokens, packed, nullptr, pack, finish);
+    multiply_tiles<1>(g.n, g.k, tokens, packed, nullptr, pack, AtOnce<decltype(finish)>{finish});
 #elif defined(FASTBERT_PAIRS)
     const auto pack = [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
         for (int64_t p = 0; p < steps; ++p) {

@@ -61,13 +61,14 @@ template <int T> inline void tile_store(void* p, int64_t stride) { FASTBERT_EACH
 #undef FASTBERT_STORE
 
 // Sums in tiles 0 to 3, A in 4 and 5, B in 6 and 7.
-template <int C, int A, int B> inline void tile_dot_bf16() {
+// In its place the caller may have something else to do.
+template <int C, int A, int B, class Gap> inline void tile_dot_bf16(Gap&& gap) {
     static_assert(C < 4 && A == 4 + C / 2 && B == 6 + C % 2, "a two by two block of sums");
     if constexpr (C == 0) _tile_dpbf16ps(0, 4, 6);
     if constexpr (C == 1) _tile_dpbf16ps(1, 4, 7);
     if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
     if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
-    keep_apart();
+    gap();
 }
 // Unsigned rows times signed columns.
 template <int C, int A, int B> inline void tile_dot_u8s8() {

@@ -49,6 +49,8 @@ template <int T> inline void tile_store(void* p, int64_t stride) {
     for (int row = 0; row < 16; ++row) std::memcpy(static_cast<char*>(p) + row * stride, tiles[T].bytes[row], 64);
 }
 
+inline void keep_apart() {}
+
 // Denormal factors and results count as zero.
 inline float flushed(float x) { return x < 1.17549435e-38f && x > -1.17549435e-38f ? 0.0f : x; }
 inline float half_to_float(uint16_t bits) {
@@ -59,7 +61,7 @@ inline float half_to_float(uint16_t bits) {
 }
 
 // Sums of the even and of the odd products of a row, one after the other, then both onto the accumulator.
-template <int C, int A, int B> inline void tile_dot_bf16() {
+template <int C, int A, int B, class Gap> inline void tile_dot_bf16(Gap&& gap) {
     must_be_configured();
     for (int m = 0; m < 16; ++m) {
         float even[16] = {}, odd[16] = {};
@@ -72,6 +74,7 @@ template <int C, int A, int B> inline void tile_dot_bf16() {
         }
         for (int n = 0; n < 16; ++n) tiles[C].f32[m][n] = flushed(tiles[C].f32[m][n] + flushed(even[n] + odd[n]));
     }
+    gap();
 }
 
 template <int C, int A, int B> inline void tile_dot_u8s8() {

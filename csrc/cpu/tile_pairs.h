@@ -11,6 +11,7 @@ class Tiles {
 public:
     Tiles() {}
 };
+inline void keep_apart() {}
 
 // sums (16 ROWS, 16 V) [+]= A B over `steps` steps of 32, whose tiles are as AMX loads them: of A [16][32], `tall`
 // elements apart for the next 16 rows; of B [16][16][2], `panel` apart for the next 16 columns.
