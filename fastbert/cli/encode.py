@@ -40,7 +40,7 @@ class Encode:
     prompt: str | None = None
     """A text to put before every text, instead of a named prompt; '' for none."""
     token_budget: int | None = None
-    """Tokens computed at a time; by default 4096 on a GPU, on a CPU 8192 a thread up to 32768, or 512 a thread if more."""
+    """Tokens computed at a time; by default 4096 on a GPU, on a CPU 8192 a thread up to 32768 (or 512 a thread)."""
     batch_invariant: bool = False
     """Compute bit-identical vectors for a line, whatever the other lines are."""
 

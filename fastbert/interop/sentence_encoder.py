@@ -32,8 +32,8 @@ from .sentence_modules import dim_after, first_tokens, pool
 from .sentence_positions import check_positions
 
 _TOKENIZE_AT_ONCE = 4096
-# The default token budget. Threads take groups of 512 tokens (csrc/encoder.cpp) and wait for the last of a batch: 16 groups
-# a thread, but no more memory than for 32,768 tokens, unless that leaves some thread without a group.
+# The default token budget. Threads take groups of 512 tokens (csrc/encoder.cpp) and wait for the last of a batch: 16
+# groups a thread, but no more memory than for 32,768 tokens, unless that leaves some thread without a group.
 _GROUP, _GROUPS_A_THREAD, _MOST_TOKENS, _GPU_TOKENS = 512, 16, 32_768, 4096
 
 
