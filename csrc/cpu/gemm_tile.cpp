@@ -9,23 +9,33 @@ namespace FASTBERT_ISA {
 namespace {
 
 // The two parts of up to 32 numbers, of which `inside` are there; the others are zero.
-void split_step(const float* x, int64_t inside, bf16* first, bf16* second) {
+void split_slowly(const float* x, int64_t inside, bf16* first, bf16* second) {
+    for (int c = 0; c < STEP; ++c) split(c < inside ? x[c] : 0.0f, first[c].bits, second[c].bits);
+}
+
+#if defined(FASTBERT_LEVEL_AVX512)
+// False, and nothing is written, if there are infinities, NaN or what rounding would make infinite.
+inline bool split_step(Vec low, Vec high, bf16* first, bf16* second) {
+    const auto large = [](Vec v) { return _mm512_cmp_ps_mask(abs(v).v, set(0x1.ffp127f).v, _CMP_NLT_UQ); };
+    if (large(low) | large(high)) return false;
+    const auto halves = [](Vec v, bf16* whole, bf16* rest) {
+        const __m256i rounded = narrow(v);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(whole), rounded);
+        store(rest, v - widen(rounded));
+    };
+    halves(low, first, second);
+    halves(high, first + W, second + W);
+    return true;
+}
+#endif
+
+inline void split_step(const float* x, int64_t inside, bf16* first, bf16* second) {
 #if defined(FASTBERT_LEVEL_AVX512)
     const Vec low = inside >= W ? load(x) : load(x, int(inside));
     const Vec high = inside >= STEP ? load(x + W) : inside > W ? load(x + W, int(inside - W)) : set(0.0f);
-    // What rounding would make infinite, infinities and NaN.
-    const auto large = [](Vec v) { return _mm512_cmp_ps_mask(abs(v).v, set(0x1.ffp127f).v, _CMP_NLT_UQ); };
-    if (!(large(low) | large(high))) {
-        const auto halves = [](Vec v, bf16* whole, bf16* rest) {
-            const __m256i rounded = narrow(v);
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(whole), rounded);
-            store(rest, v - widen(rounded));
-        };
-        halves(low, first, second);
-        return halves(high, first + W, second + W);
-    }
+    if (split_step(low, high, first, second)) return;
 #endif
-    for (int c = 0; c < STEP; ++c) split(c < inside ? x[c] : 0.0f, first[c].bits, second[c].bits);
+    split_slowly(x, inside, first, second);
 }
 
 // Rows of float32 as tiles [k / 32][16][32], their two parts `part` elements apart.
@@ -44,6 +54,15 @@ void finish_tiles(const GemmArgs& g, const float* sums, int64_t row, int64_t col
     const int64_t depth = round_up(g.n, STEP), part = round_up(g.m, STRIP) * depth;
     const int64_t end = g.n - column < STRIP ? g.n - column : STRIP;
     bf16* to = static_cast<bf16*>(g.c) + row / EDGE * (EDGE * depth) + column * EDGE + row % EDGE * STEP;
+#if defined(FASTBERT_LEVEL_AVX512)
+    if (PARTS == 2 && end == STRIP) {
+        const auto value = [&](int64_t i) {
+            const Vec v = load(sums + i);
+            return activate<ACT>(g.bias ? v + load(g.bias + column + i) : v);
+        };
+        if (split_step(value(0), value(W), to, to + part)) return;
+    }
+#endif
     alignas(64) float x[STRIP] = {};
     for_columns(0, end, [&](int64_t i, auto lanes) {
         Vec v = load(sums + i, lanes);
