@@ -82,6 +82,16 @@ def _ids(row, name: str) -> Tensor:
     return ids.to(torch.int64)
 
 
+def _end_to_end(rows: Iterable, name: str) -> tuple[Tensor, list[int]]:
+    """Sequences of ids as one (T,) int64, and their lengths."""
+    rows = list(rows)
+    if rows and all(type(row) is np.ndarray and row.dtype == np.int64 and row.ndim == 1 for row in rows):
+        return torch.from_numpy(np.concatenate(rows)), list(map(len, rows))  # one by one they take ten times as long
+    tensors = [_ids(row, name) for row in rows]
+    flat = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.int64)
+    return flat, [ids.numel() for ids in tensors]
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """A batch of sequences laid end to end, without padding.
@@ -171,17 +181,14 @@ class PackedBatch:
         unknown = labels.keys() - {"mlm_positions", "mlm_labels", "nsp_labels"}
         if unknown:
             raise InputError(f"labels must be mlm_positions, mlm_labels or nsp_labels, got {min(unknown)}")
-        rows = [_ids(row, "input_ids") for row in input_ids]
-        lengths = [row.numel() for row in rows]
+        flat, lengths = _end_to_end(input_ids, "input_ids")
         bounds = np.cumsum([0, *lengths], dtype=np.int64)
-        flat = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
         if token_type_ids is None:
             types = torch.zeros_like(flat)
         else:
-            types = [_ids(row, "token_type_ids") for row in token_type_ids]
-            if [t.numel() for t in types] != lengths:
+            types, lengths_of_types = _end_to_end(token_type_ids, "token_type_ids")
+            if lengths_of_types != lengths:
                 raise InputError("token_type_ids must have the lengths of input_ids, row for row")
-            types = torch.cat(types) if types else torch.empty(0, dtype=torch.int64)
         positions = torch.from_numpy(np.arange(flat.numel(), dtype=np.int64) - np.repeat(bounds[:-1], lengths))
         cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
         return cls(flat, types, positions, cu_seqlens, max(lengths, default=0), **labels)
