@@ -47,6 +47,10 @@ class Watched:
         self.sizes.append(len(texts))
         return self.tokenizer.encode_batch(texts, **options)
 
+    def encode_batch_fast(self, texts):
+        self.sizes.append(len(texts))
+        return self.tokenizer.encode_batch_fast(texts)
+
 
 @pytest.mark.parametrize("reader", ["SentenceEncoder", "tasks", "token_features"])
 def test_long_texts_are_not_encoded_all_at_once(reader, directory, monkeypatch):
