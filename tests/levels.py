@@ -19,7 +19,7 @@ LEVELS = [level for level in SUPPORTED if level not in _INT8_ALONE]
 # Two levels test the AMX kernels where there is no AMX. They are never chosen by themselves, so they are not among the
 # supported ones: tiles in plain C++, and, where tests/ops/trapped_tiles.c is preloaded, AMX's own instructions.
 _WITHOUT_AMX = os.environ.get("FASTBERT_TEST_TILES", "amx_emulated")
-TILES = "amx" if "amx" in LEVELS else _WITHOUT_AMX
+TILES = os.environ.get("FASTBERT_TEST_TILES", "amx" if "amx" in LEVELS else _WITHOUT_AMX)
 ALL_LEVELS = [*LEVELS, _WITHOUT_AMX] if LEVELS else []
 # "avx2_vnni" where only AVX-512 has its instruction: in that encoding, with the same registers.
 _IN_AVX512 = ["avx2_vnni_evex"] if "avx512_vnni" in SUPPORTED and "avx2_vnni" not in SUPPORTED else []
