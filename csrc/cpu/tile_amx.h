@@ -27,8 +27,9 @@ public:
     Tiles& operator=(const Tiles&) = delete;
 };
 
-// While another hyperthread works on the same core, tile instructions that are fewer than eight instructions apart hold
-// each other up: then a product takes 1.7 times as long. On a core of our own the gap costs nothing (docs/LOG.md).
+// In a slow state of the core that comes and goes (measured on a virtual machine; its cause is not known), tile instructions
+// that are fewer than eight instructions apart hold each other up: a product takes 1.6 times as long. In the fast state the
+// gap costs nothing (docs/LOG.md).
 inline void keep_apart() { asm volatile("nop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop"); }
 
 // GCC writes the tile's number into the instruction's text, so that it must be a literal.

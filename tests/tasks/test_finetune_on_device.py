@@ -39,8 +39,8 @@ def test_every_step_is_as_with_decisions_on_the_host(directory, tmp_path, reques
     expected, got = logged(tmp_path / "host"), logged(tmp_path / "device")
     assert len(got) == len(expected) == finetune_runs.STEPS
     for step, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-        # The two sum up the norm otherwise, and its last bit may differ (in step 8 here). Sooner or later a weight
-        # rounds to another bfloat16 number for that: on AMX in step 14, where the loss is 3e-4 off.
+        # The two sum up the norm otherwise, and its last bit may differ (in step 8 here). Sooner or later a weight may
+        # round to another bfloat16 number for that: on AMX the runs part in step 14, where the loss is 3e-4 off.
         close = 1e-5 if precision == "fp32" or step < 10 else 2e-2
         for name in ("loss", "grad_norm", "lr"):
             assert ours[name] == pytest.approx(theirs[name], rel=close), name
