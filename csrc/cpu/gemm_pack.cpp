@@ -11,10 +11,12 @@ namespace FASTBERT_ISA {
 namespace {
 
 inline uint16_t half(const bf16* p) { return p->bits; }
+// Without a branch, so that loops of it become vectors.
 inline uint16_t half(const float* p) {
     uint32_t bits;
     std::memcpy(&bits, p, 4);
-    return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded(bits) >> 16);
+    const uint32_t nan = 0u - uint32_t((bits & 0x7fffffff) > 0x7f800000);
+    return uint16_t(((rounded(bits) & ~nan) | ((bits | 0x400000) & nan)) >> 16);
 }
 // Part P of two of a float32 number.
 template <int P> struct PartOf {
@@ -114,11 +116,21 @@ inline void pack_one(const Source<T>& from, int64_t panel, int64_t n, int64_t k,
     pack_panel<PAIR>(from, first, int(width), k, padded, out);
 }
 
+// Of a weight (k, n), a panel takes one cache line of every row, and most rows lie in pages of their own. So this many rows at a
+// time are packed for all panels: they stay within reach of the translation buffers.
+constexpr int64_t BAND = 32;
+
 template <int PAIR, class T, class P> void pack(const PackArgs& g, int64_t padded) {
     const Source<T> from(g, static_cast<const T*>(g.w));
+    const int64_t band = g.transposed ? BAND : padded;
     parallel_ranges(divide_up(g.n, PANEL), padded * PANEL, [&](int64_t begin, int64_t end) {
-        for (int64_t panel = begin; panel < end; ++panel)
-            pack_one<PAIR>(from, panel, g.n, g.k, padded, static_cast<P*>(g.packed) + panel * PANEL * padded);
+        for (int64_t k0 = 0; k0 < padded; k0 += band) {
+            const int64_t steps = padded - k0 < band ? padded - k0 : band, inside = g.k - k0 < steps ? g.k - k0 : steps;
+            const Source<T> here(g, from.at(0, k0));
+            for (int64_t panel = begin; panel < end; ++panel)
+                pack_one<PAIR>(here, panel, g.n, inside, steps,
+                               static_cast<P*>(g.packed) + (panel * padded + k0) * PANEL);
+        }
     });
 }
 
