@@ -40,8 +40,8 @@ def test_every_step_is_as_with_decisions_on_the_host(directory, tmp_path, reques
     assert len(got) == len(expected) == finetune_runs.STEPS
     for step, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         # The two sum up the norm otherwise, and its last bit may differ (in step 8 here). Sooner or later a weight may
-        # round to another bfloat16 number for that: on AMX the runs part in step 14, where the loss is 3e-4 off.
-        close = 1e-5 if precision == "fp32" or step < 10 else 2e-2
+        # round to another bfloat16 number for that: on AMX the runs part in step 14 and differ by up to 3e-3.
+        close = 1e-5 if precision == "fp32" or step < 10 else 1e-2
         for name in ("loss", "grad_norm", "lr"):
             assert ours[name] == pytest.approx(theirs[name], rel=close), name
     for (name, ours), theirs in zip(device.named_parameters(), host.parameters(), strict=True):
