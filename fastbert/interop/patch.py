@@ -3,7 +3,8 @@
 The class of each encoder inside the model is replaced by a subclass of the same name with our ``forward``. Nothing else
 changes: parameters, modules and their names, configuration and heads remain the same objects, so optimisers, adapters,
 trainers, copies and files are not affected. Passes that cannot be computed packed (see `Unservable`), or that are
-exported or traced, are computed by the class's own ``forward``. `torch.compile` does not compile ours.
+exported, traced or compiled with fullgraph=True, are computed by the class's own ``forward``. `torch.compile` does not
+compile ours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..errors import InputError, also_raised_as
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
 from ..modules.quantized_linear import check_trainable
-from ..modules.uncompiled import uncompiled
+from ..modules.uncompiled import must_be_whole, uncompiled
 from ..transforms import callers_mode, is_exported, is_transformed
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
@@ -242,13 +243,14 @@ def _computing(original: type, family: Family | None) -> dict[str, Any]:
     """The methods of the subclass that compute a model by fastbert; see `patched_class`."""
     own_forward = original.forward
     run = _run_torch if family is None else _runner(family, own_forward)
+    whole = (
+        f"{original.__name__}: in one whole graph (fullgraph=True) it is computed by {_whose(family)} own code, with "
+        "padding; leave fullgraph=True out to have it computed by fastbert"
+    )
 
     # Not compiled: since the host reads the mask and checks the model for changes, there would be many graph breaks,
     # and the graphs would only call the same kernels.
-    @uncompiled(
-        "a patched model is computed by fastbert's kernels outside of the compiler's graphs; leave fullgraph=True out, "
-        "or have the model's own code compiled after fastbert.unpatch(model)"
-    )
+    @uncompiled("a patched model is computed by fastbert's kernels outside of the compiler's graphs")
     def computed_by_fastbert(self, args, kwargs):
         try:
             if original.forward is not own_forward:
@@ -272,8 +274,8 @@ def _computing(original: type, family: Family | None) -> dict[str, Any]:
 
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
-        # Exports and traces get the class's own code. Under torch.compile only the first condition is evaluated.
-        if is_exported() or (not torch.compiler.is_compiling() and _is_traced(args, kwargs)):
+        # Exports, traces and whole graphs get the class's own code.
+        if is_exported() or (must_be_whole(whole) if torch.compiler.is_compiling() else _is_traced(args, kwargs)):
             return original.forward(self, *args, **kwargs)
         return computed_by_fastbert(self, args, kwargs)
 
@@ -340,10 +342,14 @@ def _blank(original: type) -> nn.Module:
     return cls.__new__(cls)
 
 
+def _whose(family: Family | None) -> str:
+    return "torch's" if family is None else "transformers'"
+
+
 def _say_original(model: nn.Module, reason: Exception) -> None:
     """Warns, once for each reason, that a pass is computed without fastbert. Raises BackendError in batch-invariant
     mode."""
-    name, whose = type(model).__name__, "torch's" if patch_torch.is_encoder(model) else "transformers'"
+    name, whose = type(model).__name__, _whose(family_of(type(model)))
     ops.refuse_variant(f"this pass of {name} is computed by {whose} own code: {reason}")
     _warn_once(name, whose, str(reason))
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .. import ops, rng
 from ..errors import InputError
@@ -178,7 +177,7 @@ class GPTModel(GPTPreTrainedModel):
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, block in enumerate(self.h, 1):
             if recompute:
-                x = checkpoint(block, x, layout, key, use_reentrant=False, context_fn=ops.recomputation)
+                x = ops.checkpoint(block, x, layout, key)
             else:
                 x = block(x, layout, key)
             if number == len(self.h) and self.config.pre_norm:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .. import ops, rng
 from ..config import BertConfig
@@ -282,10 +281,10 @@ def _call_layer(
 ) -> tuple[Tensor, Tensor | None]:
     """The state after one layer, and its attention probabilities or None; arguments as in `BertLayer.forward`."""
     if recompute:
-        # Our dropout is replayed by its key; checkpoint() restores torch's generator for adapters (LoRA).
+        # Our dropout is replayed by its key; torch's checkpointing restores its generator for adapters (LoRA).
         rates = (layer.rates,) if hasattr(layer, "rates") else ()  # a module in a layer's place has none
         given = (x, layout, key, rows, *rates)
-        result = checkpoint(layer, *given, use_reentrant=False, context_fn=ops.recomputation)
+        result = ops.checkpoint(layer, *given)
     else:
         result = layer(x, layout, key, rows)
     # A module in a layer's place may return the states alone, as transformers' layers do.

@@ -138,8 +138,8 @@ def keys_kept(mask: Tensor) -> Tensor | None:
 
 
 @cache
-def _say_padded(reason: str) -> None:
-    _log.warning("this batch takes the padded reference path, which computes pads too: %s", reason)
+def _say(warning: str) -> None:
+    _log.warning(warning)
 
 
 def say_padded(reason: str) -> None:
@@ -149,7 +149,13 @@ def say_padded(reason: str) -> None:
         BackendError: in batch-invariant mode, where results would depend on the padding.
     """
     ops.refuse_variant(reason)
-    _say_padded(reason)
+    warning = f"this batch takes the padded reference path, which computes pads too: {reason}"
+    if torch.compiler.is_compiling():
+        from .uncompiled import warn  # imports the compiler, which takes seconds
+
+        warn(warning)
+    else:
+        _say(warning)
 
 
 def lay_out(
@@ -184,7 +190,8 @@ def lay_out(
         mask = _causal_mask(mask, seqlen, device) if causal else mask
         return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen, probabilities), keep
 
-    if is_transformed():
+    # A mask is compiled only into a whole graph, in which the host must not read it (`graphs.uncompiled_with_mask`).
+    if is_transformed() or (attention_mask is not None and torch.compiler.is_compiling()):
         ops.refuse_variant("an export, torch.func and forward-mode differentiation take the padded path")
         return rectangle(*_without_a_look(attention_mask, (batch_size, seqlen)))
     keep = attention_mask

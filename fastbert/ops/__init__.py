@@ -56,7 +56,7 @@ from ._int8_weights import pack_int8, unpack_int8
 from ._invariant import active as is_batch_invariant
 from ._invariant import refuse as refuse_variant
 from ._invariant_mode import batch_invariant
-from ._recompute import recomputation
+from ._recompute import checkpoint
 from .attention import attention
 from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
@@ -80,6 +80,7 @@ __all__ = [
     "attention_padded",
     "backend",
     "batch_invariant",
+    "checkpoint",
     "cross_entropy",
     "cuda_graphs",
     "current_backend",
@@ -102,7 +103,6 @@ __all__ = [
     "pack_int8",
     "products_in_two_parts",
     "read_mask",
-    "recomputation",
     "refuse_variant",
     "relative_bias",
     "served",

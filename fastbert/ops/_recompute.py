@@ -6,7 +6,12 @@ which torch's checkpointing refuses. The backward pass may also run in another t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
 
 from .. import fp8
 from . import _dispatch, _invariant, _invariant_mode
@@ -35,3 +40,21 @@ class _AsNow:
 def recomputation() -> tuple[AbstractContextManager, AbstractContextManager]:
     """The contexts of a forward pass and of its recomputation: ``context_fn`` of torch's checkpointing."""
     return nullcontext(), _AsNow()
+
+
+def checkpoint(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Calls a function whose activations are not kept, but recomputed for backward under the settings of this pass.
+
+    Args:
+        function: such as a layer.
+        inputs: its arguments.
+
+    Returns:
+        what the function returns.
+
+    Ref:
+        Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+    """
+    # In a compiled graph the settings are constants already, and torch refuses contexts other than its dispatch modes.
+    options = {} if torch.compiler.is_compiling() else {"context_fn": recomputation}
+    return torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False, **options)

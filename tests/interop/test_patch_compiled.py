@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import fastbert
 from fastbert import _native
 from fastbert.errors import InputError
+from fastbert.modules import uncompiled
 
 SHAPES = ((4, 11), (3, 7), (2, 9), (4, 5))
 
@@ -109,11 +110,41 @@ def test_unpatched_it_is_transformers_again(passes):
     assert len(passes) == 1
 
 
-def test_one_whole_graph_is_refused_in_words():
-    _, ours = twins("BertModel")
-    compiled = torch.compile(ours, fullgraph=True, backend="eager")
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="computed_by_fastbert"):  # in torch 2.6 all that is told
-        compiled(torch.ones(2, 3, dtype=torch.int64))
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+def test_one_whole_graph_is_transformers_own(name, train, passes, caplog):
+    uncompiled._warned.clear()
+    # Which transformers would write into the configuration; torch 2.6 refuses that in a whole graph.
+    kind = {"problem_type": "single_label_classification"}
+    theirs, ours = (model.train(train) for model in twins(name, num_hidden_layers=1, **kind))
+    given = {key: x for key, x in arguments(name).items() if x is not None}
+    found = []
+    for model in (theirs, ours):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        torch.manual_seed(0)
+        out = torch.compile(model, fullgraph=True, backend=counter)(**given)[0]
+        assert counter.frame_count == 1
+        out.square().mean().backward()
+        found.append([out, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert not passes
+    (told,) = [record.message for record in caplog.records if "whole graph" in record.message]
+    assert "computed by transformers' own code, with padding; leave fullgraph=True out" in told
+    torch._dynamo.reset()
+    torch.compile(ours, backend="eager")(**given)
+    assert len(passes) == 1
+
+
+def test_one_whole_graph_of_torchs_encoder(caplog):
+    uncompiled._warned.clear()
+    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, activation="gelu", batch_first=True)
+    theirs = nn.TransformerEncoder(layer, 2)
+    x, ignore = torch.randn(2, 5, 32), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    wanted = theirs(x, src_key_padding_mask=ignore)
+    compiled = torch.compile(fastbert.patch(theirs), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, src_key_padding_mask=ignore), wanted)
+    assert "computed by torch's own code" in caplog.text
 
 
 @pytest.mark.parametrize(("place", "name"), [("encoder", "BertEncoder"), ("encoder.layer.1", "BertLayer")])

@@ -75,13 +75,13 @@ def test_activations_computed_again_give_the_same_bits(directory, tmp_path):
 
 
 def test_activations_are_computed_again(directory, tmp_path, monkeypatch):
-    calls, plain = [], fastbert.modules.encoder.checkpoint
+    calls, plain = [], fastbert.ops.checkpoint
 
     def checkpoint(*args, **kwargs):
         calls.append(1)
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(fastbert.modules.encoder, "checkpoint", checkpoint)
+    monkeypatch.setattr(fastbert.ops, "checkpoint", checkpoint)
     trained(directory, tmp_path)
     assert not calls
     _, model = trained(directory, tmp_path, activation_checkpointing=True)
