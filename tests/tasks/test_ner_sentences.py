@@ -99,6 +99,7 @@ def test_places_are_those_of_the_line(model, tmp_path, capsys):
             assert entity["text"] == line["text"][entity["start"] : entity["end"]] != ""
             assert list(entity) == ["type", "text", "start", "end", "score"]
             assert 0.2 <= entity["score"] <= 1
+            assert entity["score"] == round(entity["score"], 6)
 
 
 def test_entities_are_those_of_the_same_words_in_columns(model, tmp_path, capsys):
@@ -138,6 +139,7 @@ def test_in_python(model):
     task.restore(weights.config)
     rows = [PlainSentence.of(text) for text in ("", SENTENCES[0])]
     nothing, found = predict(task, weights, rows, task.encode(rows, fastbert.load_tokenizer(model), 32))
+    assert [row.id for row in rows] == ["0", "0"]
     assert nothing == []
     assert all(isinstance(entity, Entity) for entity in found)
     alone = task.encode(rows[:1], fastbert.load_tokenizer(model), 32)
@@ -287,6 +289,7 @@ def test_an_option_that_is_nearly_right_comes_first(model, capsys):
 
 def test_document_context_is_left_out_with_a_word(model, tmp_path, capsys, caplog):
     wanted = answers(model, "\n".join(SENTENCES).encode(), tmp_path, capsys)
+    assert "stands alone" not in caplog.text
     config = json.loads((model / "config.json").read_text())
     other = tmp_path / "other"
     other.mkdir()
@@ -296,6 +299,7 @@ def test_document_context_is_left_out_with_a_word(model, tmp_path, capsys, caplo
     (other / "config.json").write_text(json.dumps(config))
     assert answers(other, "\n".join(SENTENCES).encode(), tmp_path, capsys) == wanted
     assert "here each stands alone" in caplog.text
+    assert caplog.text.count("stands alone") == 1  # and not that documents were expected
 
 
 def test_a_model_of_iobes_and_one_without_types():

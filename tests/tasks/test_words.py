@@ -27,6 +27,7 @@ def words(text: str) -> list[str]:
         ("Vitamin C. He sold Apple Inc.", "Vitamin|C.|He|sold|Apple|Inc|."),
         ("US$ 10,000.50 and £5, +44 .500 10:30 3-1/2%", "US$|10,000.50|and|£|5|,|+44|.500|10:30|3-1/2|%"),
         ("(Paris) [Rome] \"Bonn\" 'Oslo'", "(|Paris|)|[|Rome|]|\"|Bonn|\"|'|Oslo|'"),
+        ("met J.. l'n't", "met|J|..|l'|n't"),
         ("Wait... no -- S&P, AT&T!!", "Wait|...|no|--|S&P|,|AT&T|!!"),
         (
             "in Paris.He uses Node.js, example.com and snake_case",
