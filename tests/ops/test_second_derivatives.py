@@ -56,3 +56,12 @@ def test_gradients_that_are_added_in_place_have_none():
     (slope,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
     with pytest.raises(BackendError, match="added in place has no second derivative"):
         slope.sum().backward()
+
+
+def test_a_gradient_that_does_not_depend_on_the_input():
+    """That of LayerNorm's bias is a sum of the output's gradients."""
+    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((3, 8), (8,), (8,)))
+    with ops.backend("cpu"):
+        out = ops.layer_norm(x, weight, bias, 1e-5)
+    (slope,) = torch.autograd.grad(out.sum(), bias, create_graph=True)
+    assert torch.autograd.grad(slope.sum(), x, allow_unused=True) == (None,)

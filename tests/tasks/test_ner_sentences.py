@@ -161,6 +161,21 @@ def test_a_column_of_a_table(model, tmp_path, capsys):
     assert [line["entities"] for line in found] == wanted
 
 
+def test_a_file_read_at_once_and_written_as_text(tmp_path):
+    (tmp_path / "s.txt").write_text("café paris\n\n北京\n", encoding="utf-8")
+    task = NERSentences()
+    rows = task.read(tmp_path / "s.txt")
+    assert [(row.id, row.text, row.texts) for row in rows] == [
+        ("0", "café paris", ("café", "paris")),
+        ("1", "", ()),
+        ("2", "北京", ("北", "京")),
+    ]
+    task.write_predictions(rows, [[Entity("LOC", "paris", 5, 10, 1 / 3)], [], []], tmp_path / "out")
+    first, *_ = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+    entity = '{"type": "LOC", "text": "paris", "start": 5, "end": 10, "score": 0.333333}'
+    assert first == f'{{"index": 0, "text": "café paris", "entities": [{entity}]}}'
+
+
 def test_standard_input_and_files_of_results(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(SENTENCES[0].encode())))
     run("--model", model, "--data", "-", "--sentences", "--out", f"{tmp_path}/out/", "--probabilities", tmp_path / "p")
