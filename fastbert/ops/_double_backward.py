@@ -73,7 +73,8 @@ def _given(x: Tensor | None, wanted: bool, graph: bool) -> Tensor | None:
 def differentiable_by(second: Callable[..., _Tensors]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates the ``backward`` of an autograd function, whose result can then be differentiated.
 
-    It is called as ``backward(ctx, saved, *grads)``, with ``saved`` for ctx.saved_tensors, which may be read only once.
+    It is called as ``backward(ctx, saved, *grads)``, with ``saved`` for ctx.saved_tensors, which may be read only once,
+    and returns a tuple.
 
     Args:
         second: called with ctx, saved, grads (a tuple), the gradients of what ``backward`` returned, some of them None,
@@ -88,13 +89,11 @@ def differentiable_by(second: Callable[..., _Tensors]) -> Callable[[Callable[...
                 return backward(ctx, saved, *grads)
             with torch.no_grad():
                 found = backward(ctx, saved, *grads)
-            several = found if isinstance(found, tuple) else (found,)
 
             def derive(others: _Tensors, upstream: _Tensors, wants: Sequence[bool]) -> _Tensors:
                 return second(ctx, others[len(grads) :], others[: len(grads)], upstream, wants)
 
-            results = _Again.apply(derive, len(several), *several, *grads, *saved)
-            return results if isinstance(found, tuple) else results[0]
+            return _Again.apply(derive, len(found), *found, *grads, *saved)
 
         return run
 

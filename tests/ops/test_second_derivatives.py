@@ -20,6 +20,26 @@ def test_derivatives(name, dtype):
         check(function, shapes, dtype)
 
 
+@pytest.mark.parametrize("bent", [False, True], ids=["linear", "bent"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_tensor_alone_has_a_gradient(name, bent):
+    """As in a partly frozen layer: the same as if all had one. The gradient from above depends on it, or not."""
+    function, shapes = CASES[name]
+    leaves = [torch.randn(shape) for shape in shapes]
+
+    def second(at: int, alone: bool) -> torch.Tensor:
+        given = [leaf.clone().requires_grad_(index == at or not alone) for index, leaf in enumerate(leaves)]
+        y = function(*given)
+        factors = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+        (slope,) = torch.autograd.grad(((y.sin() if bent else y) * factors).sum(), given[at], create_graph=True)
+        total = (slope * given[at]).sum() + slope.square().sum()
+        return torch.autograd.grad(total, given[at], materialize_grads=True, allow_unused=True)[0]
+
+    with ops.backend("cpu"):
+        for at in range(len(leaves)):
+            torch.testing.assert_close(second(at, alone=True), second(at, alone=False))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shapes", [[(2, 19, 40), (24, 40), (24,)], [(33, 40), (24, 40)]], ids=["bias", "no bias"])
 def test_dense_layers(shapes, dtype):
