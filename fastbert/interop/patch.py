@@ -10,7 +10,6 @@ compile ours.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from .. import ops
 from ..errors import InputError, also_raised_as
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
+from ..modules.layout import say_once
 from ..modules.quantized_linear import check_trainable
 from ..modules.uncompiled import must_be_whole, uncompiled
 from ..transforms import callers_mode, is_exported, is_transformed
@@ -34,8 +34,6 @@ from .patch_families import Family, family_of, hint_of_encoder
 from .patch_pass import PADS_KEY, Pass
 from .patch_quantize import quantizable
 from .patch_view import check_hooks, forget, our_config, view_for
-
-_log = logging.getLogger("fastbert")
 
 PADS = ("zeros", "computed")
 _READ_PADS = ("ForQuestionAnswering", "LMHeadModel", "ForCausalLM")
@@ -351,9 +349,4 @@ def _say_original(model: nn.Module, reason: Exception) -> None:
     mode."""
     name, whose = type(model).__name__, _whose(family_of(type(model)))
     ops.refuse_variant(f"this pass of {name} is computed by {whose} own code: {reason}")
-    _warn_once(name, whose, str(reason))
-
-
-@cache
-def _warn_once(name: str, whose: str, reason: str) -> None:
-    _log.warning("%s: this pass is computed by %s own code: %s", name, whose, reason)
+    say_once(f"{name}: this pass is computed by {whose} own code: {reason}")

@@ -138,7 +138,8 @@ def keys_kept(mask: Tensor) -> Tensor | None:
 
 
 @cache
-def _say(warning: str) -> None:
+def say_once(warning: str) -> None:
+    """Logs a warning that says how a batch is computed; further batches of which it is true are computed in silence."""
     _log.warning(warning)
 
 
@@ -155,7 +156,7 @@ def say_padded(reason: str) -> None:
 
         warn(warning)
     else:
-        _say(warning)
+        say_once(warning)
 
 
 def lay_out(

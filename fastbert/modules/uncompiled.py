@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-_log = logging.getLogger("fastbert")
-_warned: set[str] = set()
+from .layout import say_once
 
 
 def uncompiled(reason: str) -> Callable[[Callable], Callable]:
@@ -39,9 +37,7 @@ def must_be_whole(warning: str) -> bool:
 @torch.compiler.assume_constant_result
 def warn(warning: str) -> None:
     """Logs a warning, once, while a graph is traced, which a call of a logger would break."""
-    if warning not in _warned:
-        _warned.add(warning)
-        _log.warning(warning)
+    say_once(warning)
 
 
 @uncompiled("the host reads an attention_mask to know how many tokens there are")

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import fastbert
 from fastbert import _native
 from fastbert.errors import InputError
-from fastbert.modules import uncompiled
+from fastbert.modules.layout import say_once
 
 SHAPES = ((4, 11), (3, 7), (2, 9), (4, 5))
 
@@ -113,7 +113,7 @@ def test_unpatched_it_is_transformers_again(passes):
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
 def test_one_whole_graph_is_transformers_own(name, train, passes, caplog):
-    uncompiled._warned.clear()
+    say_once.cache_clear()
     # Which transformers would write into the configuration; torch 2.6 refuses that in a whole graph.
     kind = {"problem_type": "single_label_classification"}
     theirs, ours = (model.train(train) for model in twins(name, num_hidden_layers=1, **kind))
@@ -137,7 +137,7 @@ def test_one_whole_graph_is_transformers_own(name, train, passes, caplog):
 
 
 def test_one_whole_graph_of_torchs_encoder(caplog):
-    uncompiled._warned.clear()
+    say_once.cache_clear()
     layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, activation="gelu", batch_first=True)
     theirs = nn.TransformerEncoder(layer, 2)
     x, ignore = torch.randn(2, 5, 32), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])

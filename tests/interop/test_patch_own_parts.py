@@ -15,12 +15,12 @@ from torch.nn.utils import prune
 
 import fastbert
 from fastbert.errors import InputError
-from fastbert.interop.patch import _warn_once
+from fastbert.modules.layout import say_once
 
 
 @pytest.fixture(autouse=True)
 def _everything_is_said_again():
-    _warn_once.cache_clear()
+    say_once.cache_clear()
 
 
 def _assert_alike(change, mask="prefix", backward=True):
@@ -268,7 +268,7 @@ def test_a_module_of_the_callers_own_is_transformers_affair(change, caplog):
             fastbert.patch(theirs)
         return
     caplog.clear()
-    _warn_once.cache_clear()
+    say_once.cache_clear()
     given = arguments("BertModel", "none")
     wanted = theirs(**given)
     assert_same(fastbert.patch(theirs)(**given), wanted, "none")

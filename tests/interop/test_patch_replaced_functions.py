@@ -16,14 +16,14 @@ from transformers import modeling_utils
 from transformers.models.bert import modeling_bert
 
 import fastbert
-from fastbert.interop.patch import _warn_once
+from fastbert.modules.layout import say_once
 
 KEPT = hf.kept_tokens(hf.masks()["prefix"])
 
 
 @pytest.fixture(autouse=True)
 def every_reason_is_said():
-    _warn_once.cache_clear()
+    say_once.cache_clear()
 
 
 class _CoarseWeights(TorchFunctionMode):
