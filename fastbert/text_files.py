@@ -85,6 +85,7 @@ _FORMATS = {
     b"PAR1": "Parquet; pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True) makes .jsonl of it",
     b"version https://git-lfs.github.com": "a pointer of Git LFS to the file: run `git lfs pull` there",
     b"<mediawiki ": "a dump of MediaWiki's pages; WikiExtractor makes text of it",
+    b"WARC/": "a web archive (WARC, WET) with headers between its texts; warcio's ArchiveIterator takes the texts out",
     b"%PDF-": "a PDF; pdftotext makes text of it",
     b"<!doctype html": "HTML, whose text must be taken out of its tags",
 }
@@ -98,7 +99,9 @@ def check_text_file(name: str, begins: bytes, raises: type[FastbertError] = Data
         begins: its first bytes.
         raises: the class of the error.
     """
-    begins = begins[:64].removeprefix(b"\xef\xbb\xbf").replace(b"<!DOCTYPE", b"<!doctype", 1)
+    begins = begins[:64].removeprefix(b"\xef\xbb\xbf")
+    if begins.lstrip()[:1] == b"<":  # markup, in which small and capital letters and blanks before it are the same
+        begins = begins.lstrip().lower()
     found = next((what for mark, what in _FORMATS.items() if begins.startswith(mark)), None)
     if found is not None:
         raise raises(f"{name}: expected text in UTF-8, got {found}")

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,9 @@ _TABLES = (".csv", ".tsv")
 
 # Lengths of lines that were broken to fit a page, and how many lines are looked at for them.
 _WRAPPED, _LOOKED_AT = range(50, 91), 100
+
+# What a file of markup begins with, in small letters.
+_MARKUP = {b"<?xml ": "XML", b"<html": "HTML"}
 
 # Updating a progress bar for every line would take longer than reading.
 _REPORT_BYTES = 1 << 18
@@ -126,9 +129,8 @@ def _documents(path: Path, errors: str, on_bytes: Callable[[int], None] | None) 
     if kind in PARQUET:
         return _documents_of_rows(path, _parquet_rows(path, errors, on_bytes))
     lines = _read_lines(path, errors, on_bytes)
-    first = list(itertools.islice(lines, 1))
-    lines = itertools.chain(first, lines)
-    if kind == ".jsonl" or any(_is_row(line) for _, line in first):
+    begins, lines = _looked_at(lines, 2)
+    if kind == ".jsonl" or _are_rows([line for _, line in begins if line]):
         return _documents_of_rows(path, _json_rows(path, lines))
     return _documents_of_lines(path, plain_lines(lines))
 
@@ -261,8 +263,9 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
         raise DataError(f"{path}:{number}: expected UTF-8, got a NUL byte: a binary file, or text in UTF-16")
     if number == 1:
         line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.startswith(b"<?xml "):
-            raise DataError(f"{path}: expected text, got XML, whose text must be taken out of its tags")
+        markup = next((name for mark, name in _MARKUP.items() if line[:64].lstrip().lower().startswith(mark)), None)
+        if markup is not None:
+            raise DataError(f"{path}: expected text, got {markup}, whose text must be taken out of its tags")
     try:
         return line.decode("utf-8", errors).strip()
     except UnicodeDecodeError as error:
@@ -276,16 +279,38 @@ def _not_utf8(where: str, error: UnicodeDecodeError, unit: str) -> DataError:
     )
 
 
-def _is_row(line: str) -> bool:
-    """Whether the first line of a file is a row of JSON lines. The name does not tell: WikiExtractor's files are called
-    wiki_00 in either format, and C4's JSON lines are called .json."""
+def _looked_at(lines: Iterator[tuple[int, str]], count: int) -> tuple[list[tuple[int, str]], Iterator[tuple[int, str]]]:
+    """The numbered lines up to the ``count``-th that is not blank, and all lines, these included."""
+    begins = []
+    for number, line in lines:
+        begins.append((number, line))
+        count -= bool(line)
+        if not count:
+            break
+    return begins, itertools.chain(begins, lines)
+
+
+def _are_rows(lines: Sequence[str]) -> bool:
+    """Whether a file that begins with these lines, two or the only one that are not blank, has JSON lines: an object
+    with a text, or with something else in its place, or two objects. A single object of other fields may be a text.
+
+    The name does not tell: WikiExtractor's files are called wiki_00 in either format, C4's JSON lines are called .json,
+    and a pipe has no name.
+    """
+    rows = [_object(line) for line in lines]
+    first = rows[0] if rows else None
+    return first is not None and (any(name in first for name in _FIELDS) or (len(rows) > 1 and rows[1] is not None))
+
+
+def _object(line: str) -> dict | None:
+    """A line's JSON object."""
     if not line.startswith("{"):
-        return False
+        return None
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and _text_of(row) is not None
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _text_of(row: dict) -> str | None:
@@ -304,7 +329,8 @@ def _has_rows(file: Path) -> bool:
         return True
     with opened(file) as lines:
         line = next(binary_lines(lines, MAX_LINE_BYTES + 1), b"")
-    return _is_row(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").strip())
+    row = _object(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").strip())
+    return row is not None and _text_of(row) is not None
 
 
 def _documents_of_lines(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[RawDocument]:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 # The dots, and the full stops of Indian scripts, Arabic, Urdu, Armenian, Ethiopic, Burmese and Khmer.
 _MARKS = ".!?…।॥؟۔։።။។"  # noqa: RUF001
+# Quotes and brackets. Which quotes open and which close depends on the language: “Yes”, „Ja“, »Ja«, ”Ja”.
+_OPENING = "\"'“”‘«»‹›„‚([¿¡"  # noqa: RUF001
+_CLOSING = "\"'“”‘’«»‹›)]"  # noqa: RUF001
 # Terminal marks, closing quotes or brackets, white space; then something that can begin a sentence. A match begins only
-# at the first of several marks: otherwise the time for a run of thousands would be quadratic. Chinese and Japanese have
-# no white space there.
+# at the first of several marks: otherwise the time for a run of thousands would be quadratic. French has blanks inside
+# its quotes. Chinese and Japanese have no white space there.
 _BOUNDARY = re.compile(
-    rf"""[{_MARKS}](?<![{_MARKS}].)[{_MARKS}]*"""
-    r"""["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""  # noqa: RUF001
-    r"""|[。！？]+[”’」』）]*(?=\S)"""  # noqa: RUF001
+    rf"[{_MARKS}](?<![{_MARKS}].)[{_MARKS}]*(?:[{re.escape(_CLOSING)}]|\s[»›])*\s+"  # noqa: RUF001
+    rf"(?=(?:[{re.escape(_OPENING)}]|[«‹]\s)*([^\Wa-z_]))"  # noqa: RUF001
+    r"|[。！？]+[”’」』）]*(?=\S)"  # noqa: RUF001
 )
 # Words before a full stop that does not end a sentence.
 ABBREVIATIONS = frozenset(
@@ -23,7 +26,6 @@ ABBREVIATIONS = frozenset(
 )
 # Abbreviations only before a number: "No. 5", but not "No. He left."
 _BEFORE_NUMBERS = frozenset("no nos p art op".split())  # noqa: SIM905
-_OPENING = "\"'“‘«([—-"  # noqa: RUF001
 
 # A document has one sentence in each line if no more than this share of its lines has a boundary inside.
 ONE_PER_LINE = 0.2
@@ -35,7 +37,7 @@ def split_sentences(text: str) -> list[str]:
     start = looked_at = 0
     for match in _BOUNDARY.finditer(text):
         before, looked_at = text[looked_at : match.start()], match.end()
-        if _is_abbreviation(text, before, match):
+        if _goes_on(text, before, match):
             continue
         out.append(text[start : match.end()].strip())
         start = match.end()
@@ -56,16 +58,19 @@ def segment_lines(lines: Sequence[str]) -> list[str]:
     return [sentence for sentences in split for sentence in sentences]
 
 
-def _is_abbreviation(text: str, before: str, match: re.Match) -> bool:
-    """Whether a match of _BOUNDARY is the full stop of an abbreviation or an initial.
+def _goes_on(text: str, before: str, match: re.Match) -> bool:
+    """Whether a sentence goes on after a match of _BOUNDARY: with a small letter, or after the full stop of an
+    abbreviation or an initial.
 
     Args:
         before: the text between the previous match and this one.
     """
+    if (match[1] or "").islower():
+        return True
     mark = match.group()
     if mark[0] != "." or mark.rstrip() != ".":
         return False
-    word = f"{before}.".rsplit(maxsplit=1)[-1][:-1].lstrip(_OPENING)
+    word = f"{before}.".rsplit(maxsplit=1)[-1][:-1].lstrip(_OPENING + "—-")
     if len(word) == 1:
         # An initial, as in "J. Austen"; but the pronoun I can end a sentence.
         return word.isupper() and word != "I"

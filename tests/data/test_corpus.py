@@ -79,6 +79,24 @@ def test_english_sentences(expected):
     assert split_sentences(" ".join(expected)) == expected
 
 
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["Город основан в 1703 г. и был столицей.", "Население 5 млн. человек!", "Это много… но не всё."],  # noqa: RUF001
+        ["Il vit env. à Lyon.", "Été comme hiver.", "“Arrêtez!” écria-t-il."],
+        ["Il dit : «\u00a0Oui.\u00a0»", "Puis il partit.", "« Non », dit-elle.", "«Et moi?»", "Bien."],
+        ["Hola.", "¿Cómo estás?", "¡Bien!", "Sí."],
+        ["Er kam.", "„Ja.“", "Sie ging.", "»Nein.«", "Gut.", "›Komm!‹", "Nun.", "‚So.‘", "„Ab!“, rief er."],  # noqa: RUF001
+        ["Han kom.", "”Ja.”", "Hon gick."],
+        ["Ήρθε χθες.", "Έφυγε π.μ. αργά! ή όχι.", "Τέλος."],
+    ],
+    ids=["Russian", "French", "blanks inside quotes", "Spanish", "German", "Swedish", "Greek"],
+)
+def test_sentences_of_other_languages(expected):
+    """None begins with a small letter, of whatever alphabet, and each language has quotes of its own."""
+    assert split_sentences(" ".join(expected)) == expected
+
+
 def test_abbreviations_between_blanks_of_any_kind():
     """Text from word processors has no-break spaces throughout."""
     sentences = ["He saw Dr. Smith and J. Austen.", "It rained."]
@@ -194,6 +212,31 @@ def test_rows_of_json_under_a_name_without_a_suffix(tmp_path):
     for text in ("{1, 2} is a set.", '{"word": "text"}', "{" * 100_000):
         path.write_text(text + "\n")
         assert sentences(path) == [[text]]
+        path.write_text(text + "\n\nNo row.\n")
+        assert sentences(path) == [[text], ["No row."]]
+
+
+@pytest.mark.parametrize("blank", ["", "\n \n"], ids=["at once", "after blank lines"])
+@pytest.mark.parametrize(
+    ("rows", "got"),
+    [
+        ([{"body": "Tea."}, {"body": "Rain."}], "['body']"),
+        ([{"id": 1, "text": None}], "['id', 'text' (NoneType)]"),
+        ([{"id": 1}, {"id": 2, "text": "Rain."}], "['id']"),
+    ],
+    ids=["another field", "null", "missing in the first"],
+)
+def test_rows_without_a_text_are_not_taken_for_text(tmp_path, rows, got, blank):
+    """As `xzcat rows.jsonl.xz | fastbert prepare -` gives them, without a suffix that says what they are."""
+    path = tmp_path / "rows"
+    path.write_text(blank + "".join(json.dumps(row) + "\n" for row in rows))
+    refused(path, f"{path}:{1 + blank.count(chr(10))}", f"a string field 'text', got fields {got}")
+
+
+def test_rows_after_blank_lines(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text('\n{"text": "Tea."}\n\n{"text": "Rain."}\n')
+    assert sentences(path) == [["Tea."], ["Rain."]]
 
 
 def test_a_text_that_is_no_string_is_told_by_its_type(tmp_path):

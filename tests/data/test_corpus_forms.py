@@ -85,6 +85,9 @@ def test_full_stops_of_other_scripts(tmp_path, text):
         ("a.pdf", "%PDF-1.4\n", DataError, "got a PDF; pdftotext makes text of it"),
         ("a.xml", '\ufeff<?xml version="1.0"?>\n<p>A.</p>\n', DataError, "got XML"),
         ("a.html", "<!DOCTYPE html>\n<p>A.</p>\n", DataError, "got HTML"),
+        ("a.htm", "\ufeff <!Doctype HTML>\n<p>A.</p>\n", DataError, "got HTML"),
+        ("page", "  <HTML lang='en'>\n<p>A.</p>\n", DataError, "got HTML"),
+        ("CC-MAIN.warc.wet", "WARC/1.0\r\nWARC-Type: warcinfo\r\n", DataError, "got a web archive"),
     ],
 )
 def test_what_is_no_text(tmp_path, name, content, kind, message):
