@@ -80,9 +80,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = _load_vocab_txt(path, settings)
     cut_at(tokenizer, None, settings.get("truncation_side"))
     normaliser, is_model = tokenizer.normalizer, path.with_name("config.json").is_file()
-    keeps_case = isinstance(normaliser, normalizers.BertNormalizer) and not normaliser.lowercase
-    if is_model and keeps_case and "do_lower_case" not in settings and not is_generic(settings):
-        _warn_of_case(path.with_name("tokenizer_config.json"))
+    if is_model and isinstance(normaliser, normalizers.BertNormalizer) and not is_generic(settings):
+        if "do_lower_case" not in settings and not normaliser.lowercase:
+            _warn_of_guess(
+                path.with_name("tokenizer_config.json"), "case", "upper case", "lower-cases", "do_lower_case"
+            )
+        elif not {"do_lower_case", "strip_accents"} & settings.keys() and normaliser.strip_accents is False:
+            _warn_of_guess(path.with_name("tokenizer_config.json"), "accents", "accents", "removes", "strip_accents")
     return tokenizer
 
 
@@ -119,11 +123,11 @@ def _load_vocab_txt(path: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 @cache
-def _warn_of_case(path: Path) -> None:
+def _warn_of_guess(path: Path, kept: str, evidence: str, does: str, setting: str) -> None:
     _log.warning(
-        "%s: it has no do_lower_case: texts keep their case, as the vocabulary has upper case; transformers lower-cases"
-        ' them, unless the file says "do_lower_case": false',
-        path,
+        "%s: it has no do_lower_case: texts keep their %s, as the vocabulary has %s; transformers %s them, unless the "
+        'file says "%s": false',
+        *(path, kept, evidence, does, setting),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ MAX_PIECES_SHARE = 0.1
 # The share of upper case among tokens that have a case, up to which a vocabulary is uncased. It need not be 0: Google's
 # Chinese vocabulary has two such tokens.
 MAX_UPPER_SHARE = 0.01
+# The share of tokens with accents up to which they were removed; Google's uncased and Chinese vocabularies have none.
+MAX_ACCENTS_SHARE = 0.01
 # Tokenizer classes that first split text into words by a dictionary: Tohoku's, and Su's of RoFormer and WoBERT.
 _BY_DICTIONARY = {"BertJapaneseTokenizer": "Japanese", "RoFormerTokenizer": "Chinese", "WoBertTokenizer": "Chinese"}
 # From this share of tokens with Korean letters (jamo), a vocabulary without syllables is one of sub-characters, as
@@ -102,8 +106,19 @@ def _check_splitting(path: Path, settings: dict[str, Any]) -> None:
         )
 
 
+def _has_accents(words: Sequence[str]) -> bool:
+    """Whether a vocabulary's text kept accents: letters with accents or vowel signs, and Korean syllables, which are
+    all taken apart where accents are removed."""
+    kept = (
+        not unicodedata.is_normalized("NFD", word) or any(unicodedata.category(letter) == "Mn" for letter in word)
+        for word in words
+    )
+    return sum(kept) > MAX_ACCENTS_SHARE * len(words)
+
+
 def normalisation_of(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:
-    """The normalisation by the settings; case and the splitting of Korean syllables, if not set, by the vocabulary."""
+    """The normalisation by the settings; case, accents and the splitting of Korean syllables, if case is not set, by
+    the vocabulary."""
     lower, strip = settings.get("do_lower_case"), settings.get("strip_accents")
     if lower is None:
         words = [token for token in vocab if not token.startswith("[")]
@@ -112,6 +127,8 @@ def normalisation_of(settings: dict[str, Any], vocab: dict[str, int]) -> Normali
         of_letters = sum(_JAMO.search(token) is not None for token in words) > MIN_JAMO_SHARE * len(words)
         if strip is None and not lower and of_letters and not any(map(_SYLLABLE.search, words)):
             strip = True  # which also splits syllables into letters; whole syllables would all be [UNK]
+        elif strip is None and lower and _has_accents(words):
+            strip = False  # of a script without case, or of text that had none: lower-casing alone changes nothing
     return Normalisation(lower, strip, settings.get("tokenize_chinese_chars", True))
 
 

@@ -323,6 +323,29 @@ def test_case_is_told_by_the_tokens_that_have_one(tmp_path):
         assert load_tokenizer(tmp_path).encode("B\u4e00").tokens[1:-1] == tokens
 
 
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        (["で", "か", "##が", "ガ"], "かが で ガ"),
+        (["में", "दू", "##सरी"], "में दूसरी"),
+        (["мой", "ёлка", "й"], "мой ёлка й"),
+        (["영화", "##는", "그"], "영화는 그"),
+    ],
+    ids=["Japanese", "Hindi", "Russian", "Korean"],
+)
+def test_accents_are_kept_for_a_vocabulary_that_has_them(tokens, text, tmp_path):
+    """Of text without capitals `vocab --cased` makes no capitals, whatever the file is called."""
+    path, words = tmp_path / "own.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens = [unicodedata.normalize("NFC", token) for token in tokens]
+    path.write_text("\n".join([*words, *tokens]) + "\n", "utf-8")
+    tokenizer = load_tokenizer(path)
+    assert "[UNK]" not in tokenizer.encode(unicodedata.normalize("NFC", text)).tokens
+    assert set(tokenizer.encode(text).tokens[1:-1]) <= set(tokens)
+    # A hundredth of them may be slips, as Google's Chinese vocabulary has two in upper case.
+    path.write_text("\n".join([*words, "é", "e", *map(chr, range(0x4E00, 0x4E00 + 100))]) + "\n", "utf-8")
+    assert load_tokenizer(path).encode("é").tokens[1:-1] == ["e"]
+
+
 def test_koreans_syllables_are_taken_apart_for_a_vocabulary_of_its_letters(tmp_path):
     """KR-BERT's of sub-characters, whose own code normalises texts first; where a file says something, that counts."""
     transformers = pytest.importorskip("transformers")

@@ -63,3 +63,16 @@ def test_a_cased_vocabulary_keeps_case_and_a_warning_says_that_transformers_does
 def test_no_warning_where_ids_are_transformers(vocab, kind, settings, model, tmp_path, caplog):
     load_tokenizer(directory_of(tmp_path, vocab, kind, settings, model))
     assert not caplog.text
+
+
+def test_a_vocabulary_with_accents_keeps_them_and_a_warning_says_that_transformers_does_not(tmp_path, caplog):
+    transformers = pytest.importorskip("transformers")
+    directory = directory_of(tmp_path, [*SPECIALS, "été", "ete"], "vocab.txt", None)
+    assert load_tokenizer(directory).encode("Été").tokens[1:-1] == ["été"]
+    assert transformers.AutoTokenizer.from_pretrained(directory).tokenize("Été") == ["ete"]
+    assert "texts keep their accents, as the vocabulary has accents; transformers removes them" in caplog.text
+    caplog.clear()
+    (directory / "tokenizer_config.json").write_text(json.dumps({"strip_accents": False}))
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    assert load_tokenizer(directory).encode("Été").ids == theirs("Été").input_ids
+    assert not caplog.text
