@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 
 MODEL_TYPES = ("distilbert",)
+PREFIX = "distilbert"
 PARTS: dict[str, str | None] = {
     "attention.self": None,
     "attention.self.query": "attention.q_lin",

@@ -1,11 +1,12 @@
-"""Reads an ELECTRA (Clark et al. 2020) as a BERT, which it is if its embeddings are as wide as its layers."""
+"""Reads an ELECTRA (Clark et al. 2020) as a BERT, which it is if its embeddings are as wide as its layers.
+
+Within the prefix its names are BERT's. Its heads for tokens and question answering are BERT's too, the others are not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from ..errors import InputError
 
@@ -13,7 +14,7 @@ MODEL_TYPES = ("electra",)
 
 # transformers' defaults for fields that a config.json lacks: the sizes of the small model.
 _DEFAULTS = {"embedding_size": 128, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
-_PREFIX = "electra."
+PREFIX = "electra"
 
 
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,9 +28,3 @@ def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
     if narrow != hidden:
         raise InputError(f"embedding_size must be hidden_size, {hidden}, for a BERT to be made of it, got {narrow}")
     return ours
-
-
-def from_electra(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an ELECTRA under BERT's names. Its heads for tokens and question answering are BERT's, the others
-    are not."""
-    return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..model_config import read_config_file
 from . import distilbert, electra, roberta
+from .names import own_names
 
 _CLASS = re.compile(r"(?:DistilBert|Electra|XLMRoberta|Roberta|Camembert)(Model|For\w+)")
 
@@ -36,8 +38,13 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
         raise InputError(f"{path}: {reason}") from error
 
 
+def _family_of(kind: Any) -> ModuleType | None:
+    """The module for models of this type, None for a BERT."""
+    return next((family for family in (distilbert, electra, roberta) if kind in family.MODEL_TYPES), None)
+
+
 def _bert_values(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    family = next((family for family in (distilbert, electra, roberta) if kind in family.MODEL_TYPES), None)
+    family = _family_of(kind)
     if family is None:
         return values
     ours = family.bert_values(values)
@@ -47,8 +54,8 @@ def _bert_values(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_bert(state: Mapping[str, Tensor], config: Path) -> Mapping[str, Tensor]:
-    """Converts the tensors of models that only the configuration tells from a BERT. (DistilBERT's are recognised by
-    their names in `loading.canonical_keys`.)
+    """Converts the tensors of models that only the configuration tells from a BERT, whatever wrappers they were saved
+    in. (DistilBERT's are recognised by their names in `loading.canonical_keys`, which also converts a BERT's.)
 
     Args:
         state: the tensors.
@@ -59,12 +66,11 @@ def as_bert(state: Mapping[str, Tensor], config: Path) -> Mapping[str, Tensor]:
     """
     path = config / "config.json" if config.is_dir() else config
     values: dict[str, Any] = read_config_file(path)[1] if path.is_file() else {}
-    kind = values.get("model_type")
-    if kind in electra.MODEL_TYPES:
-        return electra.from_electra(state)
-    if kind not in roberta.MODEL_TYPES:
+    family = _family_of(values.get("model_type"))
+    if family is None:
         return state
     try:
-        return roberta.from_roberta(state, values)
+        state = own_names(state, family.PREFIX)
+        return roberta.from_roberta(state, values) if family is roberta else state
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent}: {error}") from error

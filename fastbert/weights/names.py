@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
 
 # Parts of names from the wrappers of torch.compile, FSDP and checkpointing; DataParallel's is "module." at the front.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -27,6 +32,23 @@ def owner(names: Iterable[str], prefix: str = "bert") -> str:
     names, trunks = [unwrapped_name(name) for name in names], (f"{prefix}.embeddings.", "embeddings.")
     under = any(name.startswith(tuple(_OWNER + trunk for trunk in trunks)) for name in names)
     return _OWNER if under and not any(name.startswith(trunks) for name in names) else ""
+
+
+def own_names(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under the names that the encoder itself gives them, without ``prefix``, wrappers and what a training
+    module calls the model; those of heads as they are.
+
+    Raises:
+        CheckpointError: two different tensors get the same name.
+    """
+    out: dict[str, Tensor] = {}
+    under = owner(state, prefix)
+    for name, tensor in state.items():
+        own = unwrapped_name(name).removeprefix(under).removeprefix(f"{prefix}.")
+        held = out.setdefault(own, tensor)
+        if held is not tensor and not (held.shape == tensor.shape and torch.equal(held, tensor)):
+            raise CheckpointError(f"{name}: expected one tensor for {own}, got two that differ")
+    return out
 
 
 def canonical_name(name: str, prefix: str = "bert") -> str:

@@ -15,7 +15,7 @@ MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
 
 # transformers' defaults for fields that a config.json lacks.
 DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "max_position_embeddings": 512, "type_vocab_size": 2}
-_PREFIX = "roberta."
+PREFIX = "roberta"  # of all three, in transformers
 _POSITIONS, _TYPES = (f"embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
 # Its heads compute the same as BERT's. The one for sequences includes the layer that is BERT's pooler.
 _OF_TEXTS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
@@ -50,7 +50,7 @@ def from_roberta(state: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict
     become BERT's.
 
     Args:
-        state: the tensors.
+        state: the tensors, without the prefix.
         values: the content of config.json.
 
     Raises:
@@ -59,8 +59,12 @@ def from_roberta(state: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict
     out: dict[str, Tensor] = {}
     # BERT's masked-LM head has the activation of its layers, RoBERTa's always has this one.
     heads = (*_OF_TEXTS, *(_OF_WORDS if values.get("hidden_act", "gelu") == "gelu" else ()))
+    has_head = any(name.startswith(_OF_TEXTS[0][0]) for name in state)
     for name, tensor in state.items():
-        name = name.removeprefix(_PREFIX)
+        if has_head and name.startswith("pooler."):
+            # Left over from pre-training, as in published classifiers: the head has a layer of its own in its place.
+            out[f"{PREFIX}.{name}"] = tensor
+            continue
         for theirs, ours in heads:
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)

@@ -113,6 +113,59 @@ def test_every_head_becomes_berts(kind, head, tmp_path):
     assert config["architectures"] == [name]
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["before the head", "behind it"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pooler_that_is_left_beside_a_classifier_is_not_used(kind, last, tmp_path):
+    """Published classifiers have the one of their pre-training, which transformers leaves out as well."""
+    source, theirs = saved(tmp_path, kind, "ForSequenceClassification")
+    state, pooler = theirs.state_dict(), {"weight": torch.randn(32, 32), "bias": torch.randn(32)}
+    pooler = {f"roberta.pooler.dense.{name}": tensor for name, tensor in pooler.items()}
+    (source / "model.safetensors").unlink()
+    torch.save({**state, **pooler} if last else {**pooler, **state}, source / "pytorch_model.bin")
+    found = convert(source, tmp_path / "bert")
+    assert set(found.unused) == set(pooler)
+    ids = torch.randint(5, 100, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "model."])
+@pytest.mark.parametrize("kind", ["Roberta", "Electra", "DistilBert"])
+def test_wrappers_around_the_model_are_no_part_of_its_names(kind, wrapper, tmp_path):
+    """Of DataParallel, torch.compile and Lightning; heads and dtypes are those of a file without them."""
+    head, sizes = "ForMaskedLM" if kind != "Electra" else "ForTokenClassification", {**SIZES, "embedding_size": 32}
+    if kind == "DistilBert":
+        sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+    config = getattr(transformers, f"{kind}Config")(**sizes, vocab_size=100, max_position_embeddings=32)
+    getattr(transformers, kind + head)(config).half().save_pretrained(tmp_path / "plain")
+    wrapped = tmp_path / "wrapped"
+    wrapped.mkdir()
+    (wrapped / "config.json").write_text((tmp_path / "plain" / "config.json").read_text())
+    state = load_file(tmp_path / "plain" / "model.safetensors")
+    save_file({wrapper + name: tensor for name, tensor in state.items()}, wrapped / "model.safetensors")
+    found, plain = (
+        convert(source, source.with_name(f"{source.name}-bert")) for source in (wrapped, tmp_path / "plain")
+    )
+    assert type(found.model).__name__ == type(plain.model).__name__ == f"Bert{head}"
+    assert found.unused == plain.unused == ()
+    got, wanted = (load_file(tmp_path / f"{name}-bert" / "model.safetensors") for name in ("wrapped", "plain"))
+    assert got.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert got[name].dtype == torch.float16
+        assert torch.equal(got[name], tensor)
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path):
+    source, theirs = saved(tmp_path, "Roberta")
+    state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    table = "embeddings.word_embeddings.weight"
+    save_file({**state, f"roberta.{table}": state[table].clone()}, source / "model.safetensors")
+    convert(source, tmp_path / "same")
+    save_file({**state, f"roberta.{table}": state[table] + 1}, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"expected one tensor for {table}, got two that differ"):
+        convert(source, tmp_path / "others")
+
+
 # By its head's name, what becomes of it; and of which BERT has another head.
 ELECTRAS = {
     **{"Model": "BertModel", "ForTokenClassification": "BertForTokenClassification"},
