@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..text_files import decode_text, read_json
+from .special_tokens import read_names, require
 from .truncation import SIDES
 
 CONTINUATION = "##"
@@ -143,7 +144,9 @@ def resolved_settings(vocab_path: Path) -> str | None:
         settings = read_settings(vocab_path)
         if settings.get("do_lower_case") is not None:
             return None
-        found = normalisation_of(settings, read_vocab(vocab_path))
+        vocab = read_vocab(vocab_path)
+        require(vocab, read_names(vocab_path, settings), str(vocab_path))  # PhoBERT's are no WordPieces, and have none
+        found = normalisation_of(settings, vocab)
     except InputError:
         return None
     said = {"do_lower_case": found.do_lower_case}

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
 from torch import nn
 
-from ..data.tokenizer import tokenizer_texts
+from ..data.tokenizer import load_tokenizer, tokenizer_texts
 from ..errors import CheckpointError, InputError
 from ..text_files import read_json
 from ..weights import saving
+from ..weights.loading import warnings_held
 from ..weights.reading import SAFETENSORS
 from .convert_source import Source
 from .sentence_files import CONFIG, POOLING_KEYS, read_settings
@@ -51,7 +53,7 @@ def write_sentence_transformers(
     """
     if pooling is not None and pooling not in POOLINGS:
         raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r:.50}")
-    if not saving.tokenizer_files(found.tokenizer):
+    if not saving.has_vocabulary(file.name for file in saving.tokenizer_files(found.tokenizer)):
         raise InputError(f"{found.tokenizer}: expected the tokenizer's files beside the weights, found none")
     source = read_settings(found.directory)
     if normalize is None:
@@ -115,12 +117,26 @@ def write_encoder(encoder, target: Path) -> Path:
     pooled = _pooling_config(model, encoder.pooling, encoder.include_prompt)
     modules = [*encoder.modules, *([Normalize()] if encoder.normalize else [])]
     writers = _writers(pooled, modules, sentence, config)
-    source = model.tokenizer_source
-    if not saving.tokenizer_files(source):
-        writers = {
-            name: saving.text_writer(text) for name, text in tokenizer_texts(encoder.own_tokenizer()).items()
-        } | writers
+    source, tokenizer = model.tokenizer_source, encoder.own_tokenizer()
+    if not _is_from(tokenizer, source):
+        source = None
+        writers = {name: saving.text_writer(text) for name, text in tokenizer_texts(tokenizer).items()} | writers
     return saving.save_directory(model, target, model.config.to_dict(), source, writers)
+
+
+def _is_from(tokenizer: Tokenizer, source: Path | None) -> bool:
+    """Whether the files of a model's directory still describe a tokenizer, which may have been given or changed."""
+    if not saving.has_vocabulary(file.name for file in saving.tokenizer_files(source)):
+        return False
+    try:
+        with warnings_held():  # which were shown when the model was read
+            there = load_tokenizer(source)
+    except InputError:
+        return False
+    texts = [Tokenizer.from_str(each.to_str()) for each in (tokenizer, there)]
+    for each in texts:
+        each.no_padding()
+    return texts[0].to_str() == texts[1].to_str()
 
 
 def _pooling_config(model: nn.Module, modes: Sequence[str], include_prompt: bool) -> dict[str, Any]:

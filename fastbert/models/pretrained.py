@@ -159,7 +159,7 @@ class PreTrainedModel(nn.Module):
             if isinstance(module, SinusoidalEmbedding):  # the file's table may be one of learned positions
                 module.reset()
         model.tie_weights()
-        model.tokenizer_source = Path(directory)
+        model.tokenizer_source = Path(directory).absolute()  # the program may change its working directory
         return model.eval()
 
     def save_pretrained(

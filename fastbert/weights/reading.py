@@ -266,9 +266,8 @@ def _shard_path(directory: Path, index: Path, shard: str) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{index}: expected the shard {shard}, found no such file")
     home, target = directory.resolve(), path.resolve()
-    roots = [home]
-    if home.parent.name == "snapshots":  # the hub's cache links each snapshot's files to its own blobs
-        roots.append(home.parent.parent / "blobs")
+    # The hub's cache links the files of each snapshot, those in folders of it too, to its own blobs.
+    roots = [home, *(place.parent / "blobs" for place in home.parents if place.name == "snapshots")]
     if not any(target.is_relative_to(root) for root in roots):
         raise CheckpointError(f"{index}: expected the shard {shard} in its own directory, got a link out of it")
     return path

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 
-MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
+_TOKENIZERS = {
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+}
+MODEL_TYPES = tuple(_TOKENIZERS)
 
 # transformers' defaults for fields that a config.json lacks.
 DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "max_position_embeddings": 512, "type_vocab_size": 2}
@@ -35,6 +40,8 @@ def _first_position(values: Mapping[str, Any]) -> int:
 def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Translates the content of a config.json to BERT's fields."""
     ours = {**DEFAULTS, **values, "model_type": "bert"}
+    # Without it transformers takes the tokenizer's class from the type of the model.
+    ours.setdefault("tokenizer_class", _TOKENIZERS.get(values.get("model_type")))
     rows, types = ours["max_position_embeddings"], ours["type_vocab_size"]
     if isinstance(rows, int):  # otherwise BertConfig raises the error
         ours["max_position_embeddings"] = rows - _first_position(values)

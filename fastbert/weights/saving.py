@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +24,10 @@ from .safetensors_format import write_safetensors
 Writer: TypeAlias = Callable[[Path], Any]
 """A function that writes a file under the path that it is given."""
 
+_VOCABULARIES = ("vocab.txt", "tokenizer.json", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 TOKENIZER_FILES = (
-    *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "sentencepiece.bpe.model"),
+    *_VOCABULARIES,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "bpe.codes"),
 )
 
 
@@ -40,7 +41,9 @@ def save_directory(
 ) -> Path:
     """Writes model.safetensors, config.json and the tokenizer's files into a directory, and returns it.
 
-    Everything is first written and flushed under temporary names, so a full disk leaves earlier files intact.
+    Everything is first written and flushed under temporary names, so a full disk leaves earlier files intact. If there
+    is a vocabulary to write, the files of an earlier tokenizer that are not replaced are removed at the end: readers
+    would take some of them for the new one's.
 
     Args:
         model: has Hugging Face's names; a tied tensor is written once, under its first name.
@@ -67,8 +70,18 @@ def save_directory(
         "config.json": config_writer(config),
         **tokenizer_writers(tokenizer_source),
     }
-    write_all(directory, {**writers, **(more or {})})
+    writers |= more or {}
+    write_all(directory, writers)
+    if has_vocabulary(writers):
+        for name in TOKENIZER_FILES:
+            if name not in writers and (directory / name).is_file():
+                (directory / name).unlink()
     return directory
+
+
+def has_vocabulary(names: Iterable[str]) -> bool:
+    """Whether the vocabulary of a tokenizer is among files of these names."""
+    return not set(_VOCABULARIES).isdisjoint(names)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -129,6 +129,36 @@ def test_a_pooler_that_is_left_beside_a_classifier_is_not_used(kind, last, tmp_p
         torch.testing.assert_close(found.model(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("to", ["safetensors", "sentence-transformers"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_of_which_only_the_models_type_tells_the_class(kind, to, tmp_path):
+    """As on hubs, where tokenizer_config.json may hold nothing but the longest input; a BERT's type tells another."""
+    source, _ = saved(tmp_path, kind)
+    (source / "tokenizer_config.json").write_text('{"model_max_length": 30}')
+    convert(source, tmp_path / "out", to=to)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert type(theirs).__name__.removesuffix("Fast") == f"{kind}Tokenizer"
+    wanted = transformers.AutoTokenizer.from_pretrained(source)(TEXTS)["input_ids"]
+    assert theirs(TEXTS)["input_ids"] == wanted
+    assert [load_tokenizer(tmp_path / "out").encode(text).ids for text in TEXTS] == wanted
+
+
+def test_a_tokenizer_that_is_not_ours_is_kept_whole(tmp_path):
+    """PhoBERT's vocab.txt has words with their counts, and bpe.codes tells how words are cut."""
+    source, _ = saved(tmp_path, "Roberta")
+    for file in source.glob("token*"):
+        file.unlink()
+    config = json.loads((source / "config.json").read_text()) | {"tokenizer_class": "PhobertTokenizer"}
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "vocab.txt").write_text("và 3\ncủa 2\n")
+    (source / "bpe.codes").write_text("v à</w> 3\n")
+    convert(source, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tokenizer_class"] == "PhobertTokenizer"
+    for name in ("vocab.txt", "bpe.codes"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    assert not (tmp_path / "out" / "tokenizer_config.json").exists()
+
+
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "model."])
 @pytest.mark.parametrize("kind", ["Roberta", "Electra", "DistilBert"])
 def test_wrappers_around_the_model_are_no_part_of_its_names(kind, wrapper, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from sentence_library import library as st
 from sentence_library import modules as theirs_of
+from tiny_bert import VOCAB
 from tiny_bert import save as save_tiny
 from torch import nn
 
@@ -284,6 +285,25 @@ def test_what_is_written_again_is_the_same(way, name, tmp_path):
     for old, new in zip(sorted(before), sorted(after), strict=True):
         assert before[old].dtype == after[new].dtype
         assert torch.equal(before[old], after[new])
+
+
+@pytest.mark.parametrize("change", ["words are added", "another model's"])
+def test_the_tokenizer_that_is_saved_is_the_encoders(change, tmp_path):
+    """And not the one of the directory that the model was read from."""
+    source = save_tiny(tmp_path / "bert", "BertModel")
+    model, tokenizer = fastbert.BertModel.from_pretrained(source), fastbert.load_tokenizer(source)
+    if change == "words are added":
+        tokenizer.add_tokens(["zzz"])
+        model.resize_token_embeddings(tokenizer.get_vocab_size())
+    else:
+        tokenizer = fastbert.load_tokenizer(save_tiny(tmp_path / "b", vocab=[*VOCAB[:5], *VOCAB[:4:-1]]))
+    encoder = SentenceEncoder(model, tokenizer)
+    encoder.save_pretrained(tmp_path / "out")
+    texts = ["zzz film", *TEXTS]
+    again = SentenceEncoder.from_pretrained(tmp_path / "out")
+    np.testing.assert_array_equal(again.encode(texts), encoder.encode(texts))
+    theirs = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    np.testing.assert_allclose(theirs.encode(texts), encoder.encode(texts), rtol=0, atol=1e-5)
 
 
 def test_an_encoder_of_ones_own_is_saved(tmp_path):

@@ -566,12 +566,13 @@ def test_a_link_out_of_the_directory_is_refused_and_one_inside_it_read(tmp_path)
     assert read_state_dict(home)["a"].item() == 1
 
 
-def test_the_links_of_the_hubs_cache_are_read(tmp_path):
-    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "abc", tmp_path / "models--x" / "blobs"
+@pytest.mark.parametrize("folder", [".", "0_Transformer"])
+def test_the_links_of_the_hubs_cache_are_read(tmp_path, folder):
+    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "abc" / folder, tmp_path / "models--x" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     save_file({"a": torch.ones(1)}, blobs / "123")
-    (snapshot / "shard.safetensors").symlink_to("../../blobs/123")
+    (snapshot / "shard.safetensors").symlink_to(os.path.relpath(blobs / "123", snapshot))
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "shard.safetensors"}}))
     assert read_state_dict(snapshot)["a"].item() == 1
 

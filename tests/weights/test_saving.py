@@ -9,10 +9,12 @@ import torch
 from hf_parity import every_class
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tiny_bert import VOCAB
 from tiny_bert import config as tiny_config
 from tiny_bert import save as save_tiny
 
 import fastbert
+from fastbert.data.tokenizer import save_tokenizer
 from fastbert.errors import CheckpointError
 from fastbert.interop.convert import convert
 from fastbert.interop.sentence_files import read_settings
@@ -190,6 +192,35 @@ def test_saving_over_its_own_directory_keeps_the_tokenizer(tmp_path):
     assert (source / "vocab.txt").read_bytes() == vocab
     # What was read is no view of the file that was just replaced.
     assert_same(expected, model.state_dict())
+
+
+def test_saving_over_another_model_leaves_nothing_of_its_tokenizer(tmp_path):
+    """Readers prefer some of the files to others: ids would be those of the model that was there before."""
+    words = [*VOCAB[:5], *VOCAB[:4:-1]]
+    before, after = (save_tiny(tmp_path / name, "BertModel", vocab) for name, vocab in (("a", VOCAB), ("b", words)))
+    save_tokenizer(fastbert.load_tokenizer(before), before)
+    (before / "added_tokens.json").write_text("{}")
+    out, note = tmp_path / "out", tmp_path / "out" / "note.txt"
+    fastbert.BertModel.from_pretrained(before).save_pretrained(out)
+    assert (out / "tokenizer.json").is_file()
+    note.write_text("mine")
+    fastbert.BertModel.from_pretrained(after).save_pretrained(out)
+    ids = fastbert.load_tokenizer(after).encode("the film is good").ids
+    assert fastbert.load_tokenizer(out).encode("the film is good").ids == ids
+    assert not (out / "tokenizer.json").exists()
+    assert not (out / "added_tokens.json").exists()
+    assert note.read_text() == "mine"
+    make("BertModel").save_pretrained(out)  # which has no tokenizer to write
+    assert (out / "vocab.txt").is_file()
+
+
+def test_a_relative_directory_is_that_of_the_moment_of_reading(tmp_path, monkeypatch):
+    source = save_tiny(tmp_path / "work" / "model")
+    monkeypatch.chdir(tmp_path / "work")
+    model = fastbert.BertForMaskedLM.from_pretrained("model")
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("copy")
+    assert (tmp_path / "copy" / "vocab.txt").read_bytes() == (source / "vocab.txt").read_bytes()
 
 
 def test_all_files_have_the_permissions_that_the_umask_allows(tmp_path):
