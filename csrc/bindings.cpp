@@ -307,7 +307,7 @@ void bind_encoder(py::module_& m) {
                                               at<float>(v[4]), at<float>(v[5]), at<float>(v[6]), at<float>(v[7])});
              })
         .def("run",
-             [](const Encoder& self, Pointer x, Pointer states, int64_t state_step, int64_t tokens, Pointer cu_seqlens,
+             [](const Encoder& self, Pointer x, const std::vector<Pointer>& states, int64_t tokens, Pointer cu_seqlens,
                 int64_t batch_size, const RelativeBias& bias, Pointer rows, int64_t num_rows, Pointer chosen) {
                  const int32_t* bounds = at<int32_t>(cu_seqlens);
                  if (!bounds_fit(bounds, batch_size, tokens)) return false;
@@ -315,11 +315,13 @@ void bind_encoder(py::module_& m) {
                  if (!std::all_of(wanted, wanted + num_rows, [&](int64_t row) { return row >= 0 && row < tokens; }))
                      return false;
                  const int64_t longest = longest_sequence(bounds, batch_size);
-                 self.run({at(x), at(states), state_step, tokens, bounds, batch_size, longest, bias,
-                           wanted, num_rows, at(chosen)});
+                 if (states.size() != self.layers()) throw std::invalid_argument("expected a state for each layer");
+                 std::vector<void*> outputs(states.size());
+                 std::transform(states.begin(), states.end(), outputs.begin(), [](Pointer state) { return at(state); });
+                 self.run({at(x), outputs.data(), tokens, bounds, batch_size, longest, bias, wanted, num_rows, at(chosen)});
                  return true;
              },
-             py::arg("x"), py::arg("states"), py::arg("state_step"), py::arg("tokens"), py::arg("cu_seqlens"),
+             py::arg("x"), py::arg("states"), py::arg("tokens"), py::arg("cu_seqlens"),
              py::arg("batch_size"), py::arg("bias") = RelativeBias{}, py::arg("rows") = 0, py::arg("num_rows") = 0,
              py::arg("chosen") = 0, py::call_guard<py::gil_scoped_release>(),
              "False, and nothing done, where the bounds or the rows do not fit.");

@@ -342,12 +342,11 @@ void Encoder::run_group(const EncoderBatch& batch, const Chosen* chosen, int64_t
     const int64_t bytes = Workspace(sizes_, group.tokens, nullptr).bytes;
     const Workspace parts(sizes_, group.tokens, thread_buffer(Scratch::encoder, bytes));
     const void* x = static_cast<const char*>(batch.x) + first * row;
-    char* out = static_cast<char*>(batch.states) + first * row;
     const size_t whole = order_.size() - (chosen ? 1 : 0);
     for (size_t i = 0; i < whole; ++i) {
+        char* out = static_cast<char*>(batch.states[i]) + first * row;
         run_layer(layers_[size_t(order_[i])], group, parts, x, out);
         x = out;
-        out += batch.state_step * element_size(sizes_.dtype);
     }
     if (!chosen) return;
     const auto by_token = [](const auto& one, int64_t token) { return one.first < token; };

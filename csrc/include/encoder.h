@@ -31,9 +31,8 @@ struct LayerParameters {
 };
 
 struct EncoderBatch {
-    const void* x;       // (tokens, hidden)
-    void* states;        // the layers' outputs: the first at states, each of the others state_step elements after the last
-    int64_t state_step;  // 0 writes all to the same memory, so that the last remains
+    const void* x;        // (tokens, hidden)
+    void* const* states;  // one of (tokens, hidden) for each layer's output; if all are the same, the last remains
     int64_t tokens;
     const int32_t* cu_seqlens;
     int64_t batch_size, max_seqlen;
@@ -51,6 +50,7 @@ public:
     // number, and these parameters are packed and kept once. Throws NoMemory.
     Encoder(const EncoderSizes&, std::vector<int64_t> order);
     void set_parameters(int64_t number, const LayerParameters&);
+    size_t layers() const { return order_.size(); }
     // Any number of threads may run at once; each keeps a workspace that only grows. Throws NoMemory.
     void run(const EncoderBatch&) const;
 

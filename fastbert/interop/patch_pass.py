@@ -107,24 +107,26 @@ class Pass:
             show=tokens.shape.show if self.states else None,
             mask_dtype=self._mask_dtype(hidden),
         )
+        shown = states[-1] if states else tokens.unpack(last)  # the same tensor, as in transformers
         return self._output(
-            tokens.unpack(last),
-            self._pooled(tokens, last),
+            shown,
+            self._pooled(tokens, shown, last),
             tuple(states) if states else None,
             tuple(attentions) if self.attentions else None,
         )
 
-    def _pooled(self, tokens: Tokens, last: Tensor) -> Tensor | None:
-        """The pooler's output (B, H) for the last state (T, H); None if the model has no pooler."""
+    def _pooled(self, tokens: Tokens, shown: Tensor, last: Tensor) -> Tensor | None:
+        """The pooler's output (B, H) for the last state (T, H), which the caller is given as ``shown``; None if the
+        model has no pooler."""
         pooler = self.model._modules.get("pooler")
         if pooler is None:
             return None
         if self.family.pool is not None:
-            return self.family.pool(self.model, tokens.pooled_tokens(last))
+            return self.family.pool(self.model, tokens.pooled_of(shown, last))
         # transformers' own pooler only reads column 0; another pooler, forward, or a hook on it may read all columns.
         own = type(pooler).__module__ == self.family.module and hooks.replaced_method(type(pooler)) is None
         reads_first = own and (self.packed or not is_watched(pooler))
-        return pooler(tokens.pooled_tokens(last)[:, None] if reads_first else tokens.unpack(last))
+        return pooler(tokens.pooled_of(shown, last)[:, None] if reads_first else shown)
 
     def _mask_dtype(self, hidden: Tensor) -> torch.dtype | None:
         """The dtype of the mask that transformers adds to its scores, if probabilities are returned; None if it adds

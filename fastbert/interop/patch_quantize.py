@@ -12,7 +12,7 @@ from ..modules.linear import is_plain
 from ..modules.quantized import PROBE_LENGTH, Quantizable, probe_ids, probe_states
 from .patch_checks import Unservable
 from .patch_families import LEAVES, Family, family_of, find
-from .patch_view import View, view_for
+from .patch_view import View, forget, view_for
 
 
 def quantizable(model: nn.Module) -> Quantizable:
@@ -30,6 +30,11 @@ def quantizable(model: nn.Module) -> Quantizable:
     except Unservable as reason:
         raise InputError(f"quantize: this {type(model).__name__} is computed by its own code: {reason}") from reason
 
+    places = list(_places(view, family))
+    # The view would keep the float layers until the next pass, or for ever if none is computed by our kernels.
+    del view
+    forget(model)
+
     def probe() -> None:
         # By transformers' own code, which calls every module.
         family.model_class().forward(model, **inputs())
@@ -45,7 +50,7 @@ def quantizable(model: nn.Module) -> Quantizable:
         ids = probe_ids(words, max(1, min(PROBE_LENGTH, positions)))
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    return Quantizable(list(_places(view, family)), probe, is_ours=False)
+    return Quantizable(places, probe, is_ours=False)
 
 
 def _places(view: View, family: Family) -> Iterator[tuple[nn.Module, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -97,7 +97,8 @@ class View:
         self.parts = parts
         self.kinds = list(map(type, parts))
         self.config = our_config(model.config, family)
-        self.source = family.encoder_of(model)
+        # Of an encoder that was patched alone it is the encoder, which a view must not keep alive: it is kept as long.
+        self._source = ref(family.encoder_of(model))
         _, layers = family.layers(self.source)
         self.config.num_hidden_layers = len(layers)
         self.different = list(dict.fromkeys(layers))
@@ -117,6 +118,11 @@ class View:
             self.config.max_position_embeddings = None
         else:
             self._borrow_embeddings(model._modules["embeddings"])
+
+    @property
+    def source(self) -> nn.Module:
+        """The encoder of transformers, which exists as long as somebody calls the model."""
+        return self._source()
 
     def _borrow_layer(self, ours: BertLayer, theirs: nn.Module) -> _Layer:
         family = self.family

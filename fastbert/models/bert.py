@@ -34,6 +34,7 @@ class Encoded:
         tokens: the batch, and how to return to the caller's shape.
         hidden: (T, H) last hidden states, or (N, H) if only some tokens were asked for.
         pooled: (B, H), or None without a pooler.
+        shown: the last hidden states in the caller's shape, or None if they were not asked for.
         hidden_states, attentions: in the caller's shape, or None.
     """
 
@@ -42,6 +43,7 @@ class Encoded:
     pooled: Tensor | None
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
+    shown: Tensor | None = None
 
 
 class BertModel(PreTrainedModel):
@@ -92,14 +94,17 @@ class BertModel(PreTrainedModel):
         use_cache: Any = None,
         only: Tensor | None = None,
         only_pooled: bool = False,
+        show_last: bool = False,
         **unknown: Any,
     ) -> Encoded:
-        """Computes what `forward` does, but leaves it packed, for heads. Takes the arguments of `forward` and two more.
+        """Computes what `forward` does, but leaves it packed, for heads. Takes the arguments of `forward` and three
+        more.
 
         Args:
             only: (N,) int64, indices of packed tokens: the last layer is computed only for them and for the tokens that
                 the pooler reads.
             only_pooled: the last layer is computed only for what the pooler reads; ``hidden`` is then (0, H).
+            show_last: all last hidden states are made in the caller's shape too, and the pooler reads those.
         """
         if unknown:
             raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
@@ -140,9 +145,11 @@ class BertModel(PreTrainedModel):
             rows = torch.cat([tokens.pooled_rows(), only])
         show = tokens.shape.show if keep_states else None
         hidden, states, attentions = self.encoder(hidden, layout=tokens.layout, dropout_key=key, rows=rows, show=show)
-        pooled = None
+        pooled = shown = None
+        if show_last:
+            shown = states[-1] if states else tokens.unpack(hidden)  # the same tensor, as in transformers
         if self.pooler is not None and rows is None:
-            pooled = self.pooler(tokens.pooled_tokens(hidden))
+            pooled = self.pooler(tokens.pooled_tokens(hidden) if shown is None else tokens.pooled_of(shown, hidden))
         elif self.pooler is not None:
             count = 0 if only is None else len(only)
             first, hidden = hidden.split([len(rows) - count, count])
@@ -153,6 +160,7 @@ class BertModel(PreTrainedModel):
             pooled,
             tuple(states) if states else None,
             tuple(attentions) if keep_attentions else None,
+            shown,
         )
 
     def last_layer_is_unseen(self) -> bool:
@@ -198,11 +206,11 @@ class BertModel(PreTrainedModel):
             InputError: an id is outside its table, a sequence is longer than max_position_embeddings, or shapes do not
                 fit.
         """
-        made = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        made = self.encode(input_ids, attention_mask, token_type_ids, position_ids, show_last=True, **options)
         if encoded is not None:
             encoded.append(made)
         output = BertModelOutput(
-            last_hidden_state=made.tokens.unpack(made.hidden),
+            last_hidden_state=made.shown,
             pooler_output=made.pooled,
             hidden_states=made.hidden_states,
             attentions=made.attentions,

@@ -100,6 +100,18 @@ class Tokens:
             return x.new_zeros(self.cu_seqlens.numel() - 1, x.shape[-1])
         return self.without_empty(x.index_select(0, self.pooled_rows()))
 
+    def pooled_of(self, shown: Tensor, x: Tensor) -> Tensor:
+        """As `pooled_tokens`, of a state x (T, H) that the caller is given as ``shown``, in the caller's shape.
+
+        If gradients are recorded, it is computed from the latter, as in transformers, so that a gradient with respect
+        to it has the share of what is pooled, and a hook on it changes that share.
+        """
+        if not shown.requires_grad:
+            return self.pooled_tokens(x)
+        if self.shape.packing is None or self.shape.keep is not None or self.causal or x.shape[0] == 0:
+            return self.pooled_tokens(self.shape.tokens_of(shown, x))
+        return self.without_empty(shown[:, 0])  # where tokens are packed, a first column that is read is never masked
+
     def without_empty(self, first: Tensor) -> Tensor:
         """first (B, H), the pooled tokens -> (B, H), with zeros for empty sequences."""
         if self.shape.keep is not None:  # on the padded path an empty sequence has S masked tokens

@@ -176,16 +176,20 @@ _held = WeightCache()
 _LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters._fields)
 
 
-def _forward(
-    x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, nheads: int, eps: float, approximate: str, keep_states: bool,
-    bias: Tensor | None, held: dict[str, object] | None = None, chosen: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The states (L, T, H) after every layer, or (1, T, H) after the last.
+def _run(
+    x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, nheads: int, eps: float, approximate: str,
+    states: Sequence[Tensor], bias: Tensor | None, held: dict[str, object] | None, chosen: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Computes the layers.
 
     Args:
         tensors: those of all layers, one after the other.
+        states: written to, contiguous (T, H) in the dtype of `_widened` x: those after every layer, or the last alone.
         held: that of the `PackedEncoder`; None in a compiler's graph, where it is found by the last matrix.
-        chosen: (R,) int64, the tokens whose last state is returned, (1, R, H); None for all of them.
+        chosen: (R,) int64, the tokens whose last state is returned; None for all of them.
+
+    Returns:
+        the last states (R, H) of the chosen tokens; None without them.
     """
     given, cu_seqlens = x.detach(), cu_seqlens.to(torch.int32).contiguous()
     x = _widened(given).contiguous()
@@ -199,23 +203,36 @@ def _forward(
         # Short and long batches may need different forms of the weights; each is packed when it is first needed.
         packed = held.setdefault("cpu, two parts" if parts else "cpu", _Packed())
         native, _copies = packed.native(given, tensors, nheads, eps, approximate, form, in_graph)
-    states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
-    step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
-    of_bias = bias_rows(bias, cu_seqlens)
-    batch = (x.data_ptr(), states.data_ptr(), step, tokens, cu_seqlens.data_ptr(), sequences, native_bias(of_bias))
-    out = states
+    layers, sequences, of_bias = _num_layers(tensors), cu_seqlens.numel() - 1, bias_rows(bias, cu_seqlens)
+    addresses = list(map(Tensor.data_ptr, states)) * (layers if len(states) == 1 else 1)
+    batch = (x.data_ptr(), addresses, tokens, cu_seqlens.data_ptr(), sequences, native_bias(of_bias))
+    out = None
     if chosen is not None:
-        chosen, out = chosen.contiguous(), x.new_empty(1, len(chosen), x.shape[1])
+        chosen, out = chosen.contiguous(), x.new_empty(len(chosen), x.shape[1])
         batch = (*batch, chosen.data_ptr(), len(chosen), out.data_ptr())
     if not native.run(*batch):
         if chosen is not None and not bool(((chosen >= 0) & (chosen < tokens)).all()):
             raise InputError(f"rows must be among the {tokens} tokens of x, got {chosen.tolist()}")
         raise InputError(f"cu_seqlens must ascend from 0 to the {tokens} tokens of x, got {cu_seqlens.tolist()}")
-    return out.to(given.dtype)
+    return out
+
+
+def _num_layers(tensors: Sequence[Tensor]) -> int:
+    return len(tensors) // len(LayerParameters._fields)
+
+
+def _forward(
+    x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, nheads: int, eps: float, approximate: str, keep_states: bool,
+    bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The states (L, T, H) after every layer, or (1, T, H) after the last, for a compiler's graph."""
+    states = _forward_fake(_widened(x), tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
+    _run(x, tensors, cu_seqlens, nheads, eps, approximate, states.unbind(), bias, None)
+    return states.to(x.dtype)
 
 
 def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias) -> Tensor:
-    return x.new_empty(len(tensors) // len(LayerParameters._fields) if keep_states else 1, *x.shape)
+    return x.new_empty(_num_layers(tensors) if keep_states else 1, *x.shape)
 
 
 def _check_of_op(
@@ -264,16 +281,20 @@ def _encoder(
     rows: Tensor | None = None,
 ) -> list[Tensor]:
     x, tensors = x.to(product_dtype(x)), (packed or PackedEncoder()).tensors(layers)
-    arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
+    options = (tensors, cu_seqlens, nheads, eps, approximate)
     if torch.compiler.is_compiling():
-        return chosen_rows(list(_op(*arguments).unbind()), rows)
+        return chosen_rows(list(_op(x, *options, keep_states, bias).unbind()), rows)
     held = {} if packed is None else packed.held
     if packed is not None and not held:  # so that the same model, when it is compiled, finds these packed weights
         _held.keep(tensors[_LAST_MATRIX], held)
-    if is_recorded(x, tensors, bias):
-        states = _forward(*arguments, held).unbind()
+    # Each has memory of its own: a state that a caller keeps, or saves, must not keep those of all layers.
+    recorded, dtype = is_recorded(x, tensors, bias), torch.float32 if x.dtype in _WIDENED else x.dtype
+    states = [x.new_empty(x.shape, dtype=dtype) for _ in range(_num_layers(tensors) if keep_states else 1)]
+    chosen = _run(x, *options, states, bias, held, None if recorded else rows)
+    states = [state.to(x.dtype) for state in states]
+    if recorded:
         kept = packed or PackedEncoder()
         call = _cpu_encoder_gradient.Call(max_seqlen, nheads, eps, approximate, kept, bias is not None)
         states = _cpu_encoder_gradient.deferred(states, x, tensors, cu_seqlens, bias, call, between)
         return chosen_rows(states, rows)
-    return list(_forward(*arguments, held, rows).unbind())
+    return states if chosen is None else [chosen.to(x.dtype)]

@@ -59,6 +59,42 @@ def test_gradients_of_hidden_states_can_be_kept(mask, own, only_ours):
             hf.assert_near_gradient(got[keep], wanted[keep], torch.float64, f"state {number}", wanted)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_hidden_state_that_is_kept_keeps_no_other(own, dtype, recorded):
+    """Nor does its file hold them, as it would if they were slices of one tensor."""
+    theirs, ours = (model.to(dtype).eval() for model in hf.pair("BertModel"))
+    ours = ours if own else fastbert.patch(theirs)
+    with torch.set_grad_enabled(recorded):
+        states = ours(**given_of("BertModel", "none"), output_hidden_states=True).hidden_states
+    for state in states:
+        assert state.requires_grad == recorded
+        assert state.untyped_storage().nbytes() == state.numel() * state.element_size()
+
+
+@pytest.mark.parametrize("mask", ["none", "prefix", "holes", "left", "hole_at_first", "empty_row"])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_pooler_reads_the_state_that_is_returned(mask, own):
+    """So that a gradient with respect to it has the pooler's share, and a hook on it changes that share."""
+    theirs, ours = hf.pair("BertModel", torch.float64)
+    ours = ours if own else fastbert.patch(copy.deepcopy(theirs))
+    found = []
+    for model in (theirs, ours):
+        out = model(**given_of("BertModel", mask))
+        state = out.last_hidden_state
+        (alone,) = torch.autograd.grad(out.pooler_output[0].square().sum(), state, retain_graph=True)
+        state.register_hook(lambda grad: grad * 0.1)
+        out.pooler_output[0].square().sum().backward()
+        # The gradient of a key's bias is zero but for rounding.
+        weights = [p.grad for name, p in model.encoder.named_parameters() if not name.endswith("key.bias")]
+        found.append([alone, *weights])
+        again = model(**given_of("BertModel", mask), output_hidden_states=True)
+        assert again.hidden_states[-1] is again.last_hidden_state
+    for number, (wanted, got) in enumerate(zip(*found, strict=True)):
+        hf.assert_near_gradient(got, wanted, torch.float64, f"gradient {number}", wanted)
+
+
 @pytest.mark.parametrize("row", [False, True])
 def test_gradients_of_packed_hidden_states_can_be_kept(row):
     """(T, H) or (1, T, H), as the tokens came; those of each sequence are what they are when it is alone."""

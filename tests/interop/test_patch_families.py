@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
+import weakref
 
 import hf_parity as hf
 import pytest
@@ -92,19 +94,50 @@ def test_kin_of_bert_outputs_and_gradients(room, mask, only_ours):
     ids = hf.inputs()["input_ids"].clamp(min=2).masked_fill(~keep, 1)
     given = {"input_ids": ids, "attention_mask": hf.masks()[mask], "output_hidden_states": True}
     weights = torch.randn(*ids.shape, 32, dtype=dtype)
+
+    def backward(out):
+        """Through what a hook makes of the gradient of the last state, of which the pooler's is a part."""
+        out[0].retain_grad()
+        out[0].register_hook(lambda grad: grad * 0.5)
+        pooled = getattr(out, "pooler_output", None)
+        ((out[0] * weights)[keep].sum() + (0 if pooled is None else pooled.square().sum())).backward()
+
     wanted = theirs(**given)
-    (wanted[0] * weights)[keep].sum().backward()
+    backward(wanted)
     for name in attention:
         only_ours(room, (name,))
     got = ours(**given)
-    (got[0] * weights)[keep].sum().backward()
+    backward(got)
     assert type(got) is type(wanted)
+    assert float((got[0].grad - wanted[0].grad)[keep].abs().max()) <= tolerance * float(wanted[0].grad.abs().max())
     assert_same(got, wanted, mask, dtype)
     for (key, x), y in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if y.grad is None or not key.endswith(("key.bias", "k_lin.bias")):
             assert (x.grad is None) == (y.grad is None), key
             if y.grad is not None:
                 assert float((x.grad - y.grad).abs().max()) <= tolerance * max(1.0, float(y.grad.abs().max())), key
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        *((kind, "") for kind in ("Bert", "Roberta", "Electra", "Albert", "MPNet", "DistilBert")),
+        *((kind, "encoder") for kind in ("Bert", "Roberta", "Electra")),
+    ],
+)
+def test_nothing_keeps_a_patched_module_alive(kind, part):
+    """A server that reads one model after the other would run out of memory."""
+    config = getattr(transformers, f"{kind}Config")(vocab_size=60)
+    for name, size in {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}.items():
+        setattr(config, name, size)
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    fastbert.patch(model.get_submodule(part))
+    with torch.no_grad():
+        model(torch.randint(5, 60, (2, 7)))
+    found = weakref.ref(model.get_submodule(part))
+    del model
+    gc.collect()
+    assert found() is None
 
 
 _OWN_INPUTS = {

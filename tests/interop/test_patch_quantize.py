@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -147,6 +149,17 @@ def test_a_table_that_was_cut():
     exact = model(ids).logits
     assert model.config.vocab_size == 90
     assert 0 < spread(fastbert.quantize(model)(ids).logits, exact) < 0.05
+
+
+@pytest.mark.parametrize("after_a_pass", [False, True], ids=["at once", "after a pass"])
+def test_float_weights_are_gone_when_it_returns(after_a_pass):
+    model = fastbert.patch(new())
+    if after_a_pass:
+        logits(model)
+    weight = weakref.ref(model.bert.encoder.layer[0].output.dense.weight)
+    fastbert.quantize(model)
+    gc.collect()
+    assert weight() is None
 
 
 def test_it_is_for_inference():

@@ -34,13 +34,13 @@ def make(cls: type, precision: str = "fp32", **changes):
 @pytest.fixture
 def chosen(monkeypatch) -> list:
     """Of each pass by the native encoder, the tokens whose last state it computes; None for all."""
-    rows, forward = [], _cpu_encoder._forward
+    rows, run = [], _cpu_encoder._run
 
     def spy(*arguments):
         rows.append(arguments[-1].tolist() if arguments[-1] is not None else None)
-        return forward(*arguments)
+        return run(*arguments)
 
-    monkeypatch.setattr(_cpu_encoder, "_forward", spy)
+    monkeypatch.setattr(_cpu_encoder, "_run", spy)
     return rows
 
 
