@@ -29,11 +29,24 @@ from .turns import in_turn
 PEERS = ("encode_batch", "encode_batch_fast")
 
 
-def _make_corpus(source: Path, target: Path, size: int) -> int:
-    """Repeats a corpus up to `size` bytes, with a blank line between copies; returns the bytes written."""
-    text = source.read_bytes().strip() + b"\n\n"
-    if not text.strip():
+def _plain_text(source: Path, size: int) -> bytes:
+    """A corpus in any form that `prepare` reads, as plain text; of a large one only the first `size` bytes or more."""
+    from ..data.corpus import read_raw_documents
+
+    if source.is_file() and not source.stat().st_size:
         raise DataError(f"{source}: expected text to repeat, got an empty file")
+    text = bytearray()
+    for document in read_raw_documents([source]):
+        text += "\n".join(document.lines).encode() + b"\n\n"
+        if len(text) >= size:
+            break
+    return bytes(text)
+
+
+def _make_corpus(source: Path, target: Path, size: int) -> int:
+    """Repeats a corpus as plain text up to `size` bytes, with a blank line between documents; returns the bytes
+    written."""
+    text = _plain_text(source, size)
     with open(target, "wb") as file:
         while (left := size - file.tell()) > len(text):
             file.write(text)
@@ -109,12 +122,10 @@ def compare(corpus: Path, size: int, vocab: Path, threads: int, rounds: int, say
     ]
 
 
-def _compare_memory(
-    source: Path, corpus: Path, size: int, vocab: Path, threads: int, say: Callable[[str], None]
-) -> list[dict]:
+def _compare_memory(corpus: Path, size: int, vocab: Path, threads: int, say: Callable[[str], None]) -> list[dict]:
     """Peak memory on a tenth of the corpus and on all of it."""
     small = corpus.with_name("tenth.txt")
-    small_size = _make_corpus(source, small, size // 10)
+    small_size = _make_corpus(corpus, small, size // 10)
     shard_tokens = max(1000, size // 200)  # about 5 tokens in 20 bytes: several shards from the tenth already
     rows = []
     for path, length in ((small, small_size), (corpus, size)):
@@ -153,7 +164,7 @@ def run(
         size = _make_corpus(corpus, repeated, int(mb * 1e6))
         return {
             "data": compare(repeated, size, vocab, threads, rounds, say),
-            "data_memory": _compare_memory(corpus, repeated, size, vocab, threads, say),
+            "data_memory": _compare_memory(repeated, size, vocab, threads, say),
         }
 
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import DataError, InputError
 from ..parquet_files import SUFFIXES as PARQUET
-from ..parquet_files import opened_parquet
 from ..text_files import binary_lines, check_text_file, opened, without_gz
 from ..wording import counted
-from .corpus_forms import WIKI_KEYS, lines_of_rows, plain_lines, unescaped
+from .corpus_forms import lines_of_rows, plain_lines
+from .corpus_rows import are_rows, json_rows, not_utf8, object_of, parquet_rows, text_of
 from .sentences import segment_lines
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _log = logging.getLogger("fastbert")
 
@@ -42,10 +37,6 @@ _MARKUP = {b"<?xml ": "XML", b"<html": "HTML"}
 _REPORT_BYTES = 1 << 18
 
 _TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl", *PARQUET)
-# The fields of JSON and Parquet that hold the text: in nearly all corpora, in OSCAR since 22.01, in RedPajama 2.
-_FIELDS = ("text", "content", "raw_content")
-# How many rows of Parquet are in memory at a time.
-_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -102,8 +93,7 @@ def read_raw_documents(
             empty = False
             yield document
     if empty:
-        names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
-        raise DataError(f"{names}: expected text, got an empty corpus ({counted(len(files), 'file')})")
+        raise DataError(f"{_some(files)}: expected text, got an empty corpus ({counted(len(files), 'file')})")
 
 
 def told_if_wrapped(documents: Iterable[RawDocument]) -> Iterator[RawDocument]:
@@ -127,11 +117,11 @@ def told_if_wrapped(documents: Iterable[RawDocument]) -> Iterator[RawDocument]:
 def _documents(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[RawDocument]:
     kind = kind_of(path)
     if kind in PARQUET:
-        return _documents_of_rows(path, _parquet_rows(path, errors, on_bytes))
+        return _documents_of_rows(path, parquet_rows(path, errors, on_bytes))
     lines = _read_lines(path, errors, on_bytes)
     begins, lines = _looked_at(lines, 2)
-    if kind == ".jsonl" or _are_rows([line for _, line in begins if line]):
-        return _documents_of_rows(path, _json_rows(path, lines))
+    if kind == ".jsonl" or are_rows([line for _, line in begins if line]):
+        return _documents_of_rows(path, json_rows(path, lines))
     return _documents_of_lines(path, plain_lines(lines))
 
 
@@ -144,9 +134,10 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
     .jsonl and .ndjson files, also with .gz, .parquet files, files without a suffix, and .json files whose first line is
     a row as in .jsonl. A warning names the other files of directories, which are left out.
 
-    Directories are searched recursively, each once even if there are links, and their files are sorted. Hidden files
-    are ignored; pipes and devices are left out, and so are vocabularies: ``vocab``, and any vocab.txt with a
-    tokenizer_config.json beside it, as in prepared data and models.
+    Directories are searched recursively, each once even if there are links, and their files are sorted. A file that is
+    found again, by the same path or another, is left out with a warning. Hidden files are ignored; pipes and devices
+    are left out, and so are vocabularies: ``vocab``, and any vocab.txt with a tokenizer_config.json beside it, as in
+    prepared data and models.
 
     Raises:
         DataError: a directory has no such file, or cannot be read.
@@ -163,14 +154,33 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
             files.append(path)
     if not files:
         raise InputError("corpus: expected at least one file or directory, got none")
-    return files
+    return _each_once(files)
+
+
+def _each_once(files: list[Path]) -> list[Path]:
+    """The files without those that are there already, as in a directory and in one inside it; warns of these."""
+    kept, again, seen = [], [], set()
+    for file in files:
+        real = os.path.realpath(file) if file.is_file() else None  # a pipe or a device gives other text each time
+        (again if real in seen else kept).append(file)
+        if real is not None:
+            seen.add(real)
+    if again:
+        count = counted(len(again), "file")
+        _log.warning("corpus: %s left out (%s): given already, by the same path or another", count, _some(again))
+    return kept
+
+
+def _some(paths: Sequence[str | Path]) -> str:
+    """The first of many paths, for a message."""
+    return ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
 
 
 def _files_in(directory: Path, vocab: str | Path | None) -> list[Path]:
     inside = list(_inside(directory))
     chosen = sorted(file for file in inside if _is_text(file, vocab))
     others = sorted(str(file.relative_to(directory)) for file in set(inside).difference(chosen))
-    shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+    shown = _some(others)
     if not chosen:
         got = f"got none but {shown} ({_NAMED})" if others else "got none"
         raise DataError(f"{directory}: expected .txt, .jsonl, .gz or .parquet files in the directory, {got}")
@@ -269,14 +279,7 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
     try:
         return line.decode("utf-8", errors).strip()
     except UnicodeDecodeError as error:
-        raise _not_utf8(f"{path}:{number}", error, "line") from None
-
-
-def _not_utf8(where: str, error: UnicodeDecodeError, unit: str) -> DataError:
-    return DataError(
-        f"{where}: expected UTF-8, got byte 0x{error.object[error.start]:02x} at column {error.start + 1} of the {unit}"
-        f" (fastbert prepare and vocab go on with --errors replace, Python with errors='replace')"
-    )
+        raise not_utf8(f"{path}:{number}", error, "line") from None
 
 
 def _looked_at(lines: Iterator[tuple[int, str]], count: int) -> tuple[list[tuple[int, str]], Iterator[tuple[int, str]]]:
@@ -290,47 +293,14 @@ def _looked_at(lines: Iterator[tuple[int, str]], count: int) -> tuple[list[tuple
     return begins, itertools.chain(begins, lines)
 
 
-def _are_rows(lines: Sequence[str]) -> bool:
-    """Whether a file that begins with these lines, two or the only one that are not blank, has JSON lines: an object
-    with a text, or with something else in its place, or two objects. A single object of other fields may be a text.
-
-    The name does not tell: WikiExtractor's files are called wiki_00 in either format, C4's JSON lines are called .json,
-    and a pipe has no name.
-    """
-    rows = [_object(line) for line in lines]
-    first = rows[0] if rows else None
-    return first is not None and (any(name in first for name in _FIELDS) or (len(rows) > 1 and rows[1] is not None))
-
-
-def _object(line: str) -> dict | None:
-    """A line's JSON object."""
-    if not line.startswith("{"):
-        return None
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _text_of(row: dict) -> str | None:
-    return next((row[name] for name in _FIELDS if isinstance(row.get(name), str)), None)
-
-
-def _shown(row: dict) -> str:
-    """The first names of a row without a text, for a message; those in `_FIELDS` with their types."""
-    shown = [f"{name!r} ({type(row[name]).__name__})" if name in _FIELDS else repr(name) for name in sorted(row)[:5]]
-    return f"[{', '.join(shown)}]"
-
-
 def _has_rows(file: Path) -> bool:
     """Whether a .json file has rows; most .json files are configurations."""
     if not file.is_file():  # a pipe, which can be read only once, or a broken link: an error is raised when it is read
         return True
     with opened(file) as lines:
         line = next(binary_lines(lines, MAX_LINE_BYTES + 1), b"")
-    row = _object(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").strip())
-    return row is not None and _text_of(row) is not None
+    row = object_of(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").strip())
+    return row is not None and text_of(row) is not None
 
 
 def _documents_of_lines(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[RawDocument]:
@@ -362,60 +332,3 @@ def _documents_of_rows(path: Path, rows: Iterator[tuple[int, str]]) -> Iterator[
         document = [stripped for paragraph in text.split("\n") if (stripped := paragraph.strip())]
         if document:
             yield RawDocument(f"{path}:{number}", document)
-
-
-def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    for number, line in lines:
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: expected a JSON object, got a row that fails with: {error}") from None
-        text = _text_of(row) if isinstance(row, dict) else None
-        if text is None:
-            got = f"fields {_shown(row)}" if isinstance(row, dict) else type(row).__name__
-            raise DataError(f"{path}:{number}: expected a JSON object with a string field 'text', got {got}")
-        if row.keys() == WIKI_KEYS:
-            text = unescaped(text)
-        # A lone surrogate is legal in JSON but is not text, and the tokenizer would fail.
-        yield number, text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _parquet_rows(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[int, str]]:
-    with opened_parquet(path) as file:
-        import pyarrow
-
-        column = _column_of_texts(path, file.schema_arrow)
-        number = 0
-        for batch in file.iter_batches(_ROWS, columns=[column]):
-            for value in batch[0].cast(pyarrow.large_binary()):
-                number += 1
-                raw = value.as_py()
-                if raw is None:
-                    raise DataError(f"{path}:{number}: expected a text in the column {column!r}, got none")
-                try:
-                    yield number, raw.decode("utf-8", errors)
-                except UnicodeDecodeError as error:
-                    raise _not_utf8(f"{path}:{number}", error, "text") from None
-            if on_bytes is not None:
-                on_bytes(batch.nbytes)
-
-
-def _column_of_texts(path: Path, schema: pyarrow.Schema) -> str:
-    """The first of `_FIELDS` that is a column of texts; columns of other types are passed over, as in JSON."""
-    import pyarrow
-
-    def has_texts(kind: pyarrow.DataType) -> bool:
-        try:
-            pyarrow.nulls(0, kind).cast(pyarrow.large_binary())
-        except pyarrow.ArrowException:
-            return False
-        return True
-
-    kinds = dict(zip(schema.names, schema.types, strict=True))
-    column = next((name for name in _FIELDS if name in kinds and has_texts(kinds[name])), None)
-    if column is None:
-        got = ", ".join(f"{name} ({kind})" if name in _FIELDS else name for name, kind in kinds.items()) or "none"
-        raise DataError(f"{path}: expected a column 'text' of texts, got {got:.200}")
-    return column

@@ -19,6 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from ..processes import WorkerDied, Workers, check_may_start, may_start_others
 from ..wording import counted
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents, told_if_wrapped
+from .corpus_rows import without_surrogates
 from .encode import EncodedDocuments, Encoder, Job, WorkerSettings, begin_worker, encode_job, is_heldout
 from .manifest import FILE_NAME, Manifest, ShardEntry
 from .shard_writer import ShardWriter
@@ -73,10 +75,11 @@ def prepare(
 
     Warnings are given if more than a tenth of the tokens are unknown to the vocabulary, or come after the 512th of
     their sentence and are thus left out of sentence pairs; if documents have no tokens and are left out; and if only a
-    single document is held out.
+    single document is held out, or a share of the documents is and one of them has more than half of the text.
 
     Args:
-        corpus: paths, as in `read_documents`, or documents: `Document`, or (name, sentences).
+        corpus: paths, as in `read_documents`, or documents: `Document`, or (name, sentences). Lone surrogates in
+            sentences become question marks.
         vocab: a path for `load_tokenizer`, or a tokenizer. A vocabulary file inside the corpus is not read as text.
         out: the directory to write.
         heldout: the share of documents kept for evaluation, chosen by a hash of their text, so that equal texts stay
@@ -106,17 +109,16 @@ def prepare(
     settings = WorkerSettings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
     _check_pieces(tokenizer)
     path = None if isinstance(vocab, Tokenizer) else vocab
-    # Names of held-out documents that have not been read yet.
-    awaited = set() if isinstance(heldout, float) else set(heldout)
-    jobs = _batches(_raw(corpus, errors, progress, path), heldout, awaited)
+    tally = _Tally(set() if isinstance(heldout, float) else set(heldout))
+    jobs = _batches(_raw(corpus, errors, progress, path), heldout, tally)
     temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
     try:
         _clear_leftovers(out)
         temporary.mkdir(parents=True)
         # Closed here, so that the workers have ended before the directory is removed.
         with held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
-            manifest, lost = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
-        if awaited:
+            manifest = _write(temporary, tokenizer, encoded, shard_tokens, heldout, tally)
+        if awaited := tally.awaited:
             got = f"{min(map(str, awaited))!r:.60}" + (f" and {len(awaited) - 1} more" if len(awaited) > 1 else "")
             raise DataError(f"heldout: expected names of documents, got {got}, which no document has")
         _check_target(out, overwrite)  # another call may have written it meanwhile
@@ -128,7 +130,7 @@ def prepare(
         raise DataError(said.replace(str(temporary), str(out), 1)) from error  # users do not know that name
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _warn_of_lost(out, manifest, lost)
+    _warn_of_lost(out, manifest, tally)
     return manifest
 
 
@@ -144,25 +146,44 @@ def _share_or_names(heldout: float | Collection[str]) -> float | frozenset[str]:
 
 
 @dataclass
-class _Lost:
-    """The number of tokens after the first `LONG_SENTENCE` of their sentence, and of documents without tokens."""
+class _Tally:
+    """What is counted on the way: names of held-out documents that have not been read yet; the documents read, a long
+    one once for all its parts; the characters of those that a share holds out, and of the longest one, with its name;
+    tokens that are [UNK], or after the first `LONG_SENTENCE` of their sentence; documents without tokens."""
 
+    awaited: set[str]
+    documents: int = 0
+    heldout: int = 0
+    longest: tuple[int, str] = (0, "")
+    unknown: int = 0
     behind: int = 0
     empty: int = 0
 
 
-def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
-    """Warns if a model would learn nothing from many tokens, since they are unknown or left out of sentence pairs; if
-    documents were left out; and if pre-training with pairs would refuse the data. A GPT is trained without pairs."""
-    has_pairs = manifest.special_ids.mask != manifest.special_ids.sep
-    if lost.empty:
-        _log.warning("%s: %s left out: the tokenizer leaves nothing of the text", out, counted(lost.empty, "document"))
+def _warn_of_heldout(out: Path, manifest: Manifest, has_pairs: bool, tally: _Tally) -> None:
+    """Warns if a single document decides what is measured on the held-out split."""
+    longest, name = tally.longest
     if has_pairs and manifest.counts.get("heldout", {}).get("documents") == 1:
         _log.warning(
             "%s: 1 document is held out, of which no pairs of sentences can be made: hold out more, or pre-train with "
             "--samples.no-nsp",
             out,
         )
+    elif 2 * longest > tally.heldout:
+        _log.warning(
+            "%s: a single document, %s, is %.0f %% of the held-out text, and measures on it say little of others: hold "
+            "out more, or cut long texts into several documents (a blank line ends one)",
+            *(out, name, 100 * longest / tally.heldout),
+        )
+
+
+def _warn_of_lost(out: Path, manifest: Manifest, tally: _Tally) -> None:
+    """Warns if a model would learn nothing from many tokens, since they are unknown or left out of sentence pairs; if
+    documents were left out; and if pre-training with pairs would refuse the data. A GPT is trained without pairs."""
+    has_pairs = manifest.special_ids.mask != manifest.special_ids.sep
+    if tally.empty:
+        _log.warning("%s: %s left out: the tokenizer leaves nothing of the text", out, counted(tally.empty, "document"))
+    _warn_of_heldout(out, manifest, has_pairs, tally)
     documents, sentences = (sum(count[n] for count in manifest.counts.values()) for n in ("documents", "sentences"))
     if has_pairs and documents >= MANY_DOCUMENTS and sentences < FEW_SENTENCES * documents:
         _log.warning(
@@ -182,13 +203,13 @@ def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
             out,
             100 * unknown,
         )
-    if has_pairs and lost.behind > MANY_BEHIND * tokens:
+    if has_pairs and tally.behind > MANY_BEHIND * tokens:
         _log.warning(
             "%s: pairs of sentences leave out %.1f %% of the tokens, those after the %dth of their sentence: does this "
             "text have no full stops that prepare knows? (they are used with one sentence a line, or with "
             "--samples.no-nsp of pretrain)",
             out,
-            100 * lost.behind / tokens,
+            100 * tally.behind / tokens,
             LONG_SENTENCE,
         )
 
@@ -238,29 +259,37 @@ def _raw(corpus, errors: str, progress, vocab) -> Iterator[RawDocument | Documen
 def _given(documents, progress) -> Iterator[Document]:
     for number, document in enumerate(documents, 1):
         name, sentences = (document.name, document.sentences) if isinstance(document, Document) else document
-        if isinstance(sentences, str) or not all(isinstance(sentence, str) for sentence in sentences):
+        texts = [] if isinstance(sentences, str) else list(sentences)  # which may be read only once
+        if isinstance(sentences, str) or not all(isinstance(text, str) for text in texts):
             raise DataError(f"document {number} ({name}): expected a list of sentences, got {type(sentences).__name__}")
-        yield Document(name, list(sentences))
+        yield Document(name, list(map(without_surrogates, texts)))
         if progress is not None:
             progress(1)
 
 
 def _batches(
-    documents: Iterator[RawDocument | Document], heldout: float | frozenset[str], awaited: set[str]
+    documents: Iterator[RawDocument | Document], heldout: float | frozenset[str], tally: _Tally
 ) -> Iterator[Job]:
-    """Batches of documents for the workers; removes from ``awaited`` the name of each document that is read."""
-    batch, sides, size, side = [], [], 0, False
+    """Batches of documents for the workers; tells the tally of each document that is read."""
+    by_share = isinstance(heldout, float)
+    batch, sides, size = [], [], 0
+    name, side, chars = "", False, 0  # of a document
     for document in documents:
         cut = isinstance(document, Document)
         lines = document.sentences if cut else document.lines
-        # The parts of a long document stay in one split.
+        # The parts of a long document are one document, and stay in one split.
         if cut or not document.part:
-            by_share = isinstance(heldout, float)
-            side = is_heldout(lines, heldout) if by_share else document.name in heldout
-            awaited.discard(document.name)
+            name, chars = document.name, 0
+            side = is_heldout(lines, heldout) if by_share else name in heldout
+            tally.awaited.discard(name)
+            tally.documents += 1
         batch.append((cut, lines))
         sides.append(side)
-        size += sum(map(len, lines))
+        length = sum(map(len, lines))
+        size, chars = size + length, chars + length
+        if side and by_share:  # who names documents knows how long they are
+            tally.heldout += length
+            tally.longest = max(tally.longest, (chars, name), key=itemgetter(0))
         if size >= BATCH_CHARS:
             yield Job(batch, sides, size)
             batch, sides, size = [], [], 0
@@ -296,11 +325,14 @@ def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | No
             pending.extend(pool.submit(job) for job in itertools.islice(jobs, 1))
 
 
-def _remedy(split: str, heldout: float | frozenset[str]) -> str:
-    """Advice for a split without documents, for a message."""
+def _remedy(split: str, heldout: float | frozenset[str], documents: int) -> str:
+    """Advice for a split without any of the documents, for a message."""
+    more = "more documents (in text, put a blank line between them)"
+    if documents == 1:
+        return f"give {more}"
     if isinstance(heldout, float):
         change = "larger" if split == "heldout" else "smaller"
-        return f"each is put into a split by a hash of its text: give a {change} share, or more documents"
+        return f"each is put into a split by a hash of its text: give a {change} share, or {more}"
     return "give names that " + ("documents have" if split == "heldout" else "not all documents have")
 
 
@@ -310,54 +342,53 @@ def _write(
     encoded: Iterator[EncodedDocuments],
     shard_tokens: int,
     heldout: float | frozenset[str],
-) -> tuple[Manifest, _Lost]:
-    """Writes all files; returns the manifest, and counts of what a model will not learn from."""
+    tally: _Tally,
+) -> Manifest:
+    """Writes all files; tells the tally what a model will not learn from."""
     size = vocab_size(tokenizer)
     splits = ("train", "heldout") if heldout else ("train",)
     writers = {split: ShardWriter(root, split, size, shard_tokens) for split in splits}
-    unknown, lost = 0, _Lost()
     try:
         for batch in encoded:
             for split, writer in writers.items():
                 part = batch.part(split == "heldout")
                 writer.add_documents(part.tokens, part.sentence_lengths, part.document_lengths)
-            unknown += batch.unknown
-            lost.behind += int(np.maximum(batch.sentence_lengths - LONG_SENTENCE, 0).sum())
-            lost.empty += batch.empty
+            tally.unknown += batch.unknown
+            tally.behind += int(np.maximum(batch.sentence_lengths - LONG_SENTENCE, 0).sum())
+            tally.empty += batch.empty
         entries = {split: tuple(writer.close()) for split, writer in writers.items()}
     finally:
         for writer in writers.values():
             writer.abort()
-    _check_written(entries, unknown, heldout)
+    _check_written(entries, heldout, tally)
     files = {name: file for writer in writers.values() for name, file in writer.files.items()}
     for path in save_tokenizer(tokenizer, root):
         content = path.read_bytes()
         files[path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest = Manifest(
-        size, special_ids(tokenizer), files["tokenizer.json"]["sha256"], entries, files, unknown_tokens=unknown
+        size, special_ids(tokenizer), files["tokenizer.json"]["sha256"], entries, files, unknown_tokens=tally.unknown
     )
     with open(root / FILE_NAME, "wb") as file:
         file.write(manifest.dumps().encode())
         file.flush()
         os.fsync(file.fileno())
-    return manifest, lost
+    return manifest
 
 
-def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, heldout: float | frozenset[str]) -> None:
-    """Raises DataError for a split without documents, or for text of which every token is unknown."""
+def _check_written(entries: dict[str, tuple[ShardEntry, ...]], heldout: float | frozenset[str], tally: _Tally) -> None:
+    """Raises DataError for a split without any of the documents read, or for text of which every token is unknown."""
     every = [entry for of_split in entries.values() for entry in of_split]
     if not every:
         raise DataError("corpus: expected text, found no tokens")
     for split, of_split in entries.items():
         if not of_split:
-            count = sum(entry.documents for entry in every)
             given = heldout if isinstance(heldout, float) else sorted(heldout, key=str)
-            raise DataError(
-                f"heldout = {given!r:.60}: expected some of the {count} documents for each of two splits, "
-                f"got none for {split}; {_remedy(split, heldout)}"
-            )
+            said = f"expected some of the {tally.documents} documents for each of two splits, got none for {split}"
+            if tally.documents == 1:
+                said = "expected a document for each of two splits, got 1 in all"
+            raise DataError(f"heldout = {given!r:.60}: {said}; {_remedy(split, heldout, tally.documents)}")
     tokens = sum(entry.tokens for entry in every)
-    if unknown == tokens:
+    if tally.unknown == tokens:
         raise DataError(
             f"corpus: expected text with words of the vocabulary, got {counted(tokens, 'token')}, all [UNK]: "
             "train a vocabulary on this text (fastbert vocab), or give that of the model"

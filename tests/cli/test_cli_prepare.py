@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +74,43 @@ def test_options_of_prepare(tmp_path):
         data = ShardSet.open(tmp_path / "D")
         assert (len(data), data.num_sentences, len(data.tokens)) == (3, sentences, shards)
     assert main(command) == 2
+
+
+def test_the_recipe_for_bookcorpus_can_hold_text_out(tmp_path, capsys, caplog):
+    """As many lines as in 9 MB of it."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    cut, options = re.search(r"read_parquet.* \| (awk .*) \| fastbert prepare - .*(--heldout \S+)", page).groups()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"0123456789", *(f"##{digit}" for digit in "0123456789")]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    text, vocab = tmp_path / "book.txt", str(tmp_path / "vocab.txt")
+    text.write_text("".join(f"{number % 97} {number // 97}\n" for number in range(150_000)))
+    command = ["prepare", str(text), "--vocab", vocab, *options.split(), "--out", str(tmp_path / "DATA")]
+    assert main(command) == 2
+    assert "got 1 in all; give more documents (in text, put a blank line between them)" in capsys.readouterr().err
+    text.write_bytes(subprocess.run(cut, shell=True, input=text.read_bytes(), capture_output=True, check=True).stdout)
+    assert main(command) == 0
+    train, heldout = ShardSet.open(tmp_path / "DATA"), ShardSet.open(tmp_path / "DATA", "heldout")
+    assert train.num_sentences + heldout.num_sentences == 150_000
+    assert len(heldout) > 1
+    assert not caplog.records
+
+
+def test_files_that_are_given_twice_are_read_once_and_told_once(corpus, tmp_path, caplog):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "link.txt").symlink_to(corpus)
+    given = {"once": [str(corpus)], "twice": [str(corpus), str(tmp_path / "sub"), str(corpus)]}
+    said = f"corpus: 2 files left out ({tmp_path / 'sub' / 'link.txt'}, {corpus}): given already, by the same path or"
+    for name, paths in given.items():
+        vocab, out = str(tmp_path / name / "vocab.txt"), str(tmp_path / name / "DATA")
+        # Twice the text has twice the pairs.
+        assert main(["vocab", *paths, "--size", "3000", "--min-frequency", "20", "--out", vocab]) == 0
+        assert caplog.text.count(said) == (name == "twice")
+        caplog.clear()
+        assert main(["prepare", *paths, "--vocab", vocab, "--out", out]) == 0
+        assert caplog.text.count(said) == (name == "twice")
+    once, twice = (tmp_path / name for name in given)
+    for name in ("vocab.txt", "DATA/manifest.json"):
+        assert (once / name).read_bytes() == (twice / name).read_bytes()
 
 
 @pytest.mark.parametrize("owner", ["config.json", "bert_config.json", "manifest.json"])

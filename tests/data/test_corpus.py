@@ -10,12 +10,13 @@ import lzma
 import os
 import threading
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastbert.data import corpus
+from fastbert.data import corpus, corpus_rows
 from fastbert.data.corpus import corpus_files, read_documents, read_raw_documents
 from fastbert.data.sentences import segment_lines, split_sentences
 from fastbert.errors import DataError, InputError
@@ -286,7 +287,7 @@ def test_parquet(tmp_path, monkeypatch):
     assert sentences(tmp_path) == [["One.", "Two."], ["Drei \u00e4."]]
     assert [document.name for document in read_raw_documents([path])] == [f"{path}:1", f"{path}:3"]
     for count in (1, 2, 3):
-        monkeypatch.setattr(corpus, "_ROWS", count)
+        monkeypatch.setattr(corpus_rows, "_ROWS", count)
         assert len(sentences(path)) == 2
     seen = []
     list(read_raw_documents([path], on_bytes=seen.append))
@@ -440,6 +441,26 @@ def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path, caplog):
     assert corpus_files(corpus) == [corpus / "a.txt", corpus / "d.txt"]
     assert "2 files left out (b, c.txt)" in caplog.text
     assert corpus_files(corpus / "b") == [corpus / "b"]  # named by its user, who writes it too: `prepare <(zcat FILE)`
+
+
+def test_a_file_that_is_found_again_is_left_out(tmp_path, caplog):
+    """Whoever named a directory and one inside it had those files twice as often as the others."""
+    first, second, link = tmp_path / "a.txt", tmp_path / "sub" / "b.txt", tmp_path / "sub" / "c.txt"
+    second.parent.mkdir()
+    for file in (first, second):  # the same text, but not the same file
+        file.write_text("One.")
+    link.symlink_to(first)
+    assert sentences(tmp_path, second.parent, tmp_path / "sub" / ".." / "a.txt") == [["One."]] * 2
+    assert caplog.messages == [
+        f"corpus: 4 files left out ({link}, {second}, {link}, ...): given already, by the same path or another"
+    ]
+
+
+def test_pipes_and_devices_are_read_as_often_as_they_are_given(tmp_path, caplog):
+    os.mkfifo(tmp_path / "pipe")
+    given = [tmp_path / "pipe", Path("/dev/null")] * 2
+    assert corpus_files(given) == given
+    assert not caplog.messages
 
 
 def test_a_directory_that_cannot_be_read_is_told(tmp_path, monkeypatch):

@@ -199,6 +199,25 @@ def test_parts_of_a_long_document_stay_together(vocab, tmp_path, monkeypatch):
     assert all(len(found) > 3 and len(set(found)) == 1 for found in sides.values())
 
 
+def test_sentences_may_be_given_by_an_iterator(vocab, tmp_path):
+    texts = ["A first sentence.", "And a second."]
+    once, twice = (
+        prepare([("d", made), ("e", list(texts))], vocab, tmp_path / name)
+        for name, made in (("once", iter(texts)), ("twice", texts))
+    )
+    assert once.files == twice.files
+
+
+def test_lone_surrogates_are_no_text(vocab, tmp_path):
+    """As in rows of JSON lines: they ended in a TypeError, or in a UnicodeEncodeError if a share was held out."""
+    for heldout in (0.0, 0.5):
+        made = [
+            prepare([(f"d{n}", [f"story {mark} {n}"]) for n in range(20)], vocab, tmp_path / name, heldout=heldout)
+            for name, mark in ((f"lone{heldout}", "\ud800"), (f"mark{heldout}", "?"))
+        ]
+        assert made[0].files == made[1].files
+
+
 def test_corpus_cannot_write_special_tokens(vocab, tmp_path):
     prepare([("d", ["a [SEP] b [MASK]", "[CLS]"])], vocab, tmp_path / "data")
     shards = ShardSet.open(tmp_path / "data")
