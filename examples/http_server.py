@@ -73,10 +73,16 @@ class Batcher:
         if self._closing or self.waiting + len(texts) > self.max_queue:
             raise OverloadedError(f"{self.waiting} texts are waiting, at most {self.max_queue} may")
         future = asyncio.get_running_loop().create_future()
-        self._jobs.append((texts, future))
+        job = texts, future
+        self._jobs.append(job)
         self.waiting += len(texts)
         self._arrived.set()
-        return await future
+        try:
+            return await future
+        finally:
+            if job in self._jobs:  # the client hung up; its place is free for others
+                self._jobs.remove(job)
+                self.waiting -= len(texts)
 
     async def _run(self) -> None:
         while self._jobs or not self._closing:
@@ -101,9 +107,8 @@ class Batcher:
         while self._jobs and (not taken or size + len(self._jobs[0][0]) <= self.max_batch):
             texts, future = self._jobs.popleft()
             self.waiting -= len(texts)
-            if not future.done():  # a client that hung up has cancelled its own
-                taken.append((texts, future))
-                size += len(texts)
+            taken.append((texts, future))
+            size += len(texts)
         return taken
 
     async def _compute(self, jobs: list[tuple[list[str], asyncio.Future]]) -> None:

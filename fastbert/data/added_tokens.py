@@ -50,8 +50,8 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
         wanted[_id(index, vocab_path)] = AddedToken(
             _content(content, vocab_path), special=content in special, normalized=content not in unnormalised
         )
-    wanted |= {_id(index, vocab_path): _token(t, vocab_path) for index, t in _listed(settings, vocab_path).items()}
-    _add_by_id(tokenizer, wanted, vocab_path)
+    listed = {_id(index, vocab_path): _token(t, vocab_path) for index, t in _listed(settings, vocab_path).items()}
+    _add_by_id(tokenizer, wanted | listed, listed, vocab_path)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for role, name in ({} if names is None else names._asdict()).items():
         given = {**settings, **map_of_special}.get(role)
@@ -87,11 +87,17 @@ def _listed(settings: dict[str, Any], vocab_path: Path) -> dict[str, Any]:
     return listed
 
 
-def _add_by_id(tokenizer: Tokenizer, wanted: dict[int, AddedToken], vocab_path: Path) -> None:
-    """Adds the tokens that the tokenizer lacks; each must get the id that its file says."""
-    own = set(tokenizer.get_added_tokens_decoder())
+def _add_by_id(
+    tokenizer: Tokenizer, wanted: dict[int, AddedToken], listed: dict[int, AddedToken], vocab_path: Path
+) -> None:
+    """Adds the tokens that the tokenizer lacks; each must get the id that its file says. Those that it has get the
+    flags in tokenizer_config.json, ``listed``."""
+    own = tokenizer.get_added_tokens_decoder()
     for index, token in sorted(wanted.items()):
         if index in own:
+            if index in listed and own[index].content == token.content:
+                token.special = token.special or own[index].special
+                tokenizer.add_tokens([token])
             continue
         tokenizer.add_tokens([token])
         got = tokenizer.token_to_id(token.content)

@@ -98,13 +98,37 @@ def with_prefix_space(tokenizer: Tokenizer) -> Tokenizer:
     before a word is part of its first piece, so the result puts a space before each word; others are returned as they
     are."""
     state = json.loads(tokenizer.to_str())
-    steps, changed = [state["pre_tokenizer"] or {}], False
+    changed = _set_prefix_space(state["pre_tokenizer"], True)
+    return type(tokenizer).from_str(json.dumps(state)) if changed else tokenizer
+
+
+def _set_prefix_space(step: dict[str, Any] | None, wanted: bool) -> bool:
+    """Whether the bytes of a text begin with a space, in a pre-tokenizer or a post-processor of a tokenizer.json, or in
+    those that one consists of; returns whether it was otherwise."""
+    steps, changed = [step or {}], False
     while steps:
         step = steps.pop()
-        steps += step.get("pretokenizers", ())  # of a Sequence
-        if step.get("type") == "ByteLevel" and not step["add_prefix_space"]:
-            step["add_prefix_space"] = changed = True
-    return type(tokenizer).from_str(json.dumps(state)) if changed else tokenizer
+        steps += [*step.get("pretokenizers", ()), *step.get("processors", ())]  # of a Sequence
+        if step.get("add_prefix_space", wanted) != wanted and step["type"] in ("ByteLevel", "RobertaProcessing"):
+            step["add_prefix_space"], changed = wanted, True
+    return changed
+
+
+def follow_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a tokenizer.json with the ``add_prefix_space`` of the tokenizer_config.json beside it, if that
+    has one: as in transformers, it counts."""
+    wanted = settings.get("add_prefix_space")
+    if not isinstance(wanted, bool) or not isinstance(tokenizer.model, models.BPE):
+        return tokenizer
+    state = json.loads(tokenizer.to_str())
+    changed = [_set_prefix_space(state[part], wanted) for part in ("pre_tokenizer", "post_processor")]
+    return type(tokenizer).from_str(json.dumps(state)) if any(changed) else tokenizer
+
+
+def prefix_space_settings(tokenizer: Tokenizer) -> dict[str, bool]:
+    """What a tokenizer_config.json must say of the space before a text; nothing for none, which is the default."""
+    puts = _set_prefix_space(json.loads(tokenizer.to_str())["pre_tokenizer"], False)
+    return {"add_prefix_space": True} if puts else {}
 
 
 def boundary_ids(tokenizer: Tokenizer, source: str) -> SpecialIds:
@@ -130,7 +154,7 @@ def config_text(tokenizer: Tokenizer) -> str:
     """The text of a tokenizer_config.json for transformers."""
     letters = tokenizer.model.end_of_word_suffix == END_OF_WORD
     settings = {"tokenizer_class": "OpenAIGPTTokenizer" if letters else "GPT2Tokenizer", **side_settings(tokenizer)}
-    settings["unk_token"] = UNKNOWN if letters else END_OF_TEXT
+    settings |= {"unk_token": UNKNOWN if letters else END_OF_TEXT, **prefix_space_settings(tokenizer)}
     if not letters:
         settings |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
     return json.dumps(settings, indent=2) + "\n"

@@ -312,7 +312,7 @@ def config_text(tokenizer: Tokenizer) -> str:
             "strip_accents": normaliser.strip_accents,
             "tokenize_chinese_chars": normaliser.handle_chinese_chars,
         }
-    settings |= names_of(tokenizer)._asdict()
+    settings |= names_of(tokenizer)._asdict() | bpe.prefix_space_settings(tokenizer)
     types = any(pair.type_ids)
     if not types or not as_berts:
         settings["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]

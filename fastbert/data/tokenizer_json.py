@@ -66,6 +66,8 @@ def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
         raise InputError(
             f"{path}: expected a WordPiece, Unigram or BPE tokenizer, got {type(tokenizer.model).__name__}"
         )
+    if not is_generic(settings):
+        tokenizer = bpe.follow_prefix_space(tokenizer, settings)
     cut_at(tokenizer, None)
     tokenizer.no_padding()
     if bpe.is_gpts(tokenizer):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .. import ops
 from ..errors import CheckpointError, InputError
+from ..transforms import is_exported
 
 
 def check_trainable(module: nn.Module, mode: bool) -> None:
@@ -49,7 +51,13 @@ class QuantizedLinear(nn.Module):
             self.register_state_dict_pre_hook(_refuse_to_save)
 
     def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
-        """x (..., K) -> (..., N). ``activation`` "none" or "tanh" applies that form of GELU; None applies none."""
+        """x (..., K) -> (..., N). ``activation`` "none" or "tanh" applies that form of GELU; None applies none. Raises
+        InputError under torch.export, which has no numbers to unpack."""
+        if torch.compiler.is_compiling() and is_exported():
+            raise InputError(
+                "expected a float model to export, got one with int8 weights: export it before quantize, or use "
+                "torch.jit.trace"
+            )
         return ops.linear_int8(x, self.packed, self.out_features, self.bias, activation=activation)
 
     def train(self, mode: bool = True) -> QuantizedLinear:

@@ -69,6 +69,23 @@ def test_a_text_begins_as_the_configuration_says(files, tmp_path):
         assert ours.encode(text).ids == theirs.encode(text), text
 
 
+@pytest.mark.parametrize("way", [save_tokenizer, save_bpe])
+@pytest.mark.parametrize("said", [True, False])
+def test_how_a_text_begins_beside_a_tokenizer_json_and_saved(files, said, way, tmp_path):
+    """tokenizer_config.json counts, as in transformers, and what is written says so."""
+    byte_level, directory = files
+    save_tokenizer(load_tokenizer(directory), tmp_path / "a")
+    config = tmp_path / "a" / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"add_prefix_space": said}))
+    ours = load_tokenizer(tmp_path / "a")
+    way(ours, tmp_path / "b")
+    again = load_tokenizer(tmp_path / "b")
+    for text in TEXT:
+        wanted = CLASSES[byte_level].from_pretrained(tmp_path / "a").encode(text)
+        assert ours.encode(text).ids == again.encode(text).ids == wanted, text
+        assert CLASSES[byte_level].from_pretrained(tmp_path / "b").encode(text) == wanted, text
+
+
 def test_saved_it_is_the_same_here_and_in_transformers(files, tmp_path):
     byte_level, directory = files
     ours = load_tokenizer(directory)

@@ -50,3 +50,27 @@ def test_flags_of_special_tokens_are_followed(place, flags, lower, tmp_path):
         assert ours.encode(text).ids == theirs(text).input_ids, text
     if place != "of [SEP]" and place != "added_tokens.json" and lower and not flags:
         assert ours.encode("[mask]").ids[1:-1] == [VOCAB.index("[MASK]")]
+
+
+@pytest.mark.parametrize("kind", ["BertTokenizer", None, "DistilBertTokenizer"])
+@pytest.mark.parametrize("flags", [{"normalized": True}, {"single_word": True}, {"lstrip": True}, {}], ids=str)
+@pytest.mark.parametrize("in_file", [{}, {"normalized": True}, {"single_word": True}], ids=str)
+def test_flags_beside_a_tokenizer_json_are_followed(in_file, flags, kind, tmp_path):
+    """People change them in tokenizer_config.json; a token of another content under that id changes nothing."""
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
+    load_tokenizer(tmp_path / "vocab.txt").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "vocab.txt").unlink()
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    token = {"content": "<tok>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+    state["added_tokens"].append({"id": len(VOCAB), "special": False, **token, **in_file})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    mask = {**token, "content": "[MASK]", "special": True, **flags}
+    listed = {str(len(VOCAB)): {**token, "special": False, **flags}, str(VOCAB.index("[MASK]")): mask}
+    settings = {"do_lower_case": True, "added_tokens_decoder": listed}
+    settings |= {} if kind is None else {"tokenizer_class": kind}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
+    for text in (*TEXTS, "the <TOK> film", "the<tok>film", "<tok>", "x  <tok>", "x[MASK]film"):
+        assert ours.encode(text).ids == theirs(text).input_ids, text

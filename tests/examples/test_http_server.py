@@ -150,6 +150,30 @@ def test_who_hung_up_is_not_computed():
     with_batcher(scenario)
 
 
+def test_who_hung_up_takes_nobodys_place():
+    """Clients that time out during a long batch, and ask again, would fill the queue."""
+
+    async def scenario(batcher, encode):
+        encode.gate.clear()
+        first = asyncio.create_task(batcher.submit(["first"]))
+        while not encode.batches:
+            await asyncio.sleep(0.001)
+        gone = [asyncio.create_task(batcher.submit(["gone"])) for _ in range(batcher.max_queue)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert batcher.waiting == 0
+        kept = asyncio.create_task(batcher.submit(["kept"]))
+        await asyncio.sleep(0)
+        encode.gate.set()
+        assert (await kept).tolist() == [[4]]
+        assert (await first).tolist() == [[5]]
+        assert encode.batches == [["first"], ["kept"]]
+
+    with_batcher(scenario)
+
+
 def test_who_hangs_up_while_it_is_computed_leaves_the_others_their_own_vectors():
     async def scenario(batcher, encode):
         encode.gate.clear()

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import fastbert
 from fastbert import SentenceEncoder, load_tokenizer
 from fastbert.cli.main import main
-from fastbert.data.tokenizer import special_ids
+from fastbert.data.tokenizer import save_tokenizer, special_ids
 from fastbert.data.truncation import cut_at
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
@@ -141,6 +141,28 @@ def test_a_tokenizer_of_which_only_the_models_type_tells_the_class(kind, to, tmp
     wanted = transformers.AutoTokenizer.from_pretrained(source)(TEXTS)["input_ids"]
     assert theirs(TEXTS)["input_ids"] == wanted
     assert [load_tokenizer(tmp_path / "out").encode(text).ids for text in TEXTS] == wanted
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_robertas_space_before_a_text_is_that_of_its_configuration(in_file, said, tmp_path):
+    source, _ = saved(tmp_path, "Roberta")
+    for name, change in (("tokenizer.json", None), ("tokenizer_config.json", said)):
+        state = json.loads((source / name).read_text())
+        if change is None:
+            for part in ("pre_tokenizer", "post_processor"):
+                state[part]["add_prefix_space"] = in_file
+        else:
+            state["add_prefix_space"] = said
+        (source / name).write_text(json.dumps(state))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(source), load_tokenizer(source)
+    save_tokenizer(ours, tmp_path / "again")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    for text in (*TEXTS, "Paris is <mask> ."):
+        wanted = theirs(text, return_offsets_mapping=True)
+        got = ours.encode(text)
+        assert (got.ids, got.offsets) == (wanted["input_ids"], wanted["offset_mapping"])
+        assert again(text)["input_ids"] == got.ids
 
 
 def test_a_tokenizer_that_is_not_ours_is_kept_whole(tmp_path):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastbert
+from fastbert import _native
 from fastbert.errors import InputError
 
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "PreTraining")
@@ -197,6 +198,19 @@ def test_packed_tokens_are_refused_in_words(way):
     model, given = _Packed(), (torch.randn(5, 16), torch.tensor([0, 2, 5], dtype=torch.int32))
     with torch.no_grad(), pytest.raises(InputError, match="would keep where its example's packed sequences end"):
         way(model, given)
+
+
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+@pytest.mark.parametrize("patched", [False, True], ids=["own", "patched"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_int8_weights_are_refused_in_words(patched):
+    if patched:
+        transformers = pytest.importorskip("transformers")
+        model = fastbert.patch(transformers.BertModel(transformers.BertConfig(**config().to_dict())).eval())
+    else:
+        model = fastbert.BertModel(config()).eval()
+    with torch.no_grad(), pytest.raises(InputError, match="expected a float model to export, got one with int8"):
+        torch.export.export(fastbert.quantize(model), EXAMPLE, strict=False)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
