@@ -184,7 +184,9 @@ def refuse_idle(args: Finetune, task: Task) -> None:
         idle |= {name: f"--grid tries those of {option(f'grid_{name}s')}" for name in ("batch_size", "lr")}
         idle["epochs"] = "--grid tries those of --grid-epochs"
     epochs = max(args.grid_epochs) if args.grid else args.epochs
-    if args.patience is not None and args.eval_every is None and args.patience >= epochs - 1:
+    over = args.patience is not None and args.eval_every is None and args.patience >= epochs - 1
+    # The config.yaml of a --grid has its patience, and the epochs of the best training, which may be few.
+    if over and (args.config is None or read_yaml(args.config).get("patience") != args.patience):
         idle["patience"] = f"a training of {counted(epochs, 'epoch')} is over by then"
     for name, reason in idle.items():
         value = getattr(args, name)

@@ -29,10 +29,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from ..model_config import ModelConfig
+    from ..models.pretrained import PreTrainedModel
     from ..packing import PackedBatch
 
 IGNORE_INDEX = -100
 """The label of tokens that do not count in a loss, as in torch's cross-entropy."""
+OF_FEATURES = ("feature_layers", "feature_units", "feature_pairs")
+"""What the configuration of a head on frozen features has (`FeatureTask`), and that of another model must not have."""
+SETTLED = ("label_mean", "label_deviation", "null_threshold")
+"""What tasks keep in a model's configuration in `Task.settle`."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +190,14 @@ class Task(abc.ABC):
 
     def settle(self, rows: Sequence[Row], predictions: Sequence, config: ModelConfig) -> list:
         """Chooses what later predictions depend on, such as a threshold, from the best epoch's predictions for the dev
-        rows, and stores it in the model's configuration for `restore`; by default nothing.
+        rows, and stores it in the model's configuration for `restore`; by default nothing. What the task of an earlier
+        run has stored there is removed.
 
         Returns:
             the predictions with that choice.
         """
+        for name in SETTLED:
+            vars(config).pop(name, None)
         return list(predictions)
 
     @abc.abstractmethod
@@ -211,6 +219,13 @@ class Task(abc.ABC):
     def on_top(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained` for what the options add between encoder and head."""
         return {} if self.bilstm is None else {"bilstm_units": self.bilstm}
+
+    def load(self, head: type[PreTrainedModel], directory: str | os.PathLike, **options: Any) -> PreTrainedModel:
+        """The model of a directory with this head; ``options`` are those of `from_pretrained`."""
+        model = head.from_pretrained(directory, **options, **self.on_top())
+        for name in OF_FEATURES:
+            vars(model.config).pop(name, None)
+        return model
 
     @abc.abstractmethod
     def model(self, directory: str | os.PathLike) -> torch.nn.Module:
@@ -369,16 +384,3 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     """(..., C) scores of classes -> their probabilities, float64."""
     shares = np.exp(np.float64(scores) - np.max(scores, -1, keepdims=True))
     return shares / shares.sum(-1, keepdims=True)
-
-
-def class_names(config: ModelConfig) -> list[str]:
-    """The names of a model's classes, by their ids.
-
-    Raises:
-        InputError: ids that leave some out: which class the others are, nobody can say.
-    """
-    names = {int(index): str(name) for index, name in config.id2label.items()}
-    if sorted(names) != list(range(len(names))):
-        ids = shorten(", ".join(map(str, sorted(names))))
-        raise InputError(f"expected an id2label whose class ids are 0 to {len(names) - 1}, got {ids}")
-    return [names[index] for index in range(len(names))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -12,8 +11,9 @@ import numpy as np
 from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig
 from . import metrics
-from .base import Example, Row, class_names, softmax
+from .base import Example, Row, softmax
 from .files import shorten
+from .heads import class_names, order_of, unnamed
 from .text import TextTask
 
 _log = logging.getLogger("fastbert")
@@ -60,6 +60,10 @@ class Classification(TextTask):
     def target(self, label: str) -> int:
         return self.labels.index(self.parse(label))
 
+    @property
+    def classes(self) -> tuple[Sequence[str], ...]:
+        return (self.labels,) if self.label_names is None else (self.label_names, self.labels)
+
     def restore(self, config: ModelConfig) -> None:
         """Takes the order of the classes from a model that names them: published models have MNLI's in any order.
 
@@ -74,7 +78,7 @@ class Classification(TextTask):
         names = [name.lower() for name in class_names(config)]
         if self._take_order(names) or not self.labels:
             return
-        if all(re.fullmatch(r"label_\d+", name) for name in names):
+        if unnamed(names):
             # Default names. Their number tells nothing either, since a configuration without names has two.
             if len(type(self).labels) > 2:  # two classes hardly ever have another order
                 _log.warning(
@@ -91,14 +95,12 @@ class Classification(TextTask):
 
     def _take_order(self, names: Sequence[str]) -> bool:
         """Puts the labels into the order of a model's class names in lower case; False if these are not the task's."""
-        for own in (self.label_names, self.labels):
-            lower = [name.lower() for name in own or ()]
-            if own is not None and sorted(names) == sorted(lower):
-                order = [lower.index(name) for name in names]
-                self.labels = tuple(self.labels[i] for i in order)
-                self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
-                return True
-        return False
+        order = order_of(names, self.classes)
+        if order is None:
+            return False
+        self.labels = tuple(self.labels[i] for i in order)
+        self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
+        return True
 
     def head(self) -> dict:
         """The configuration of the head: the names of its labels."""

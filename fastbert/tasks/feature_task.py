@@ -1,4 +1,5 @@
-"""Tasks that can train a BiLSTM on the features of a frozen model, instead of the model (the paper's section 5.3)."""
+"""Tasks of classes and numbers, for texts and words: the classes of a model that is trained further, and the choice to
+train a BiLSTM on the features of a frozen model, instead of the model (the paper's section 5.3)."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .base import Example, Task
+from .heads import match_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..model_config import ModelConfig
+    from ..models.pretrained import PreTrainedModel
     from .feature_files import Cached
     from .on_features import OnFeatures
 
@@ -23,15 +26,33 @@ class FeatureTask(Task):
         features: the choice of features, one of `features.LAYERS` or "mix"; None to train the model itself.
         feature_units: the units in each direction of the BiLSTM; None for the paper's 768.
         cache: where features are stored during training; None computes them when they are needed.
+        restored: whether the task is that of a trained model, whose head is used as it is.
     """
 
     features: str | None = None
     feature_units: int | None = None
     cache: Cached | None = None
+    restored: bool = False
+
+    @property
+    def classes(self) -> tuple[Sequence[str], ...]:
+        """The names that the classes may have, in the order of their ids, first those in a model's configuration; empty
+        for a task without classes."""
+        return ()
 
     def restore(self, config: ModelConfig) -> None:
+        self.restored = True
         self.features = getattr(config, "feature_layers", None)
         self.feature_units = getattr(config, "feature_units", None)
+
+    def load(self, head: type[PreTrainedModel], directory: str | os.PathLike, **options: Any) -> PreTrainedModel:
+        return self._matched(super().load(head, directory, **options), directory)
+
+    def _matched(self, model: PreTrainedModel, directory: str | os.PathLike) -> PreTrainedModel:
+        """The model of a directory, with the rows of its head in the order of `classes`."""
+        if self.classes and not self.restored:
+            match_rows(model, directory, self.classes)
+        return model
 
     def load_head(self, head: type[OnFeatures], directory: str | os.PathLike, **config: Any) -> OnFeatures:
         """A head on the chosen features of the model in a directory; ``config`` overrides values of its
@@ -39,7 +60,7 @@ class FeatureTask(Task):
         from .on_features import load_head
 
         chosen = {"feature_layers": self.features, "feature_units": self.feature_units}
-        return load_head(head, directory, **chosen, **config)
+        return self._matched(load_head(head, directory, **chosen, **config), directory)
 
     def with_features(self, examples: list[Example]) -> list[Example]:
         """The examples, each with a reference to its stored features if there is a cache."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,12 @@ from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
 from .bad_rows import called
-from .base import IGNORE_INDEX, Example, Row, by_sequence, class_names, packed, softmax
+from .base import IGNORE_INDEX, Example, Row, by_sequence, packed, softmax
 from .conll import TAGS, read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
 from .feature_task import FeatureTask
 from .files import shorten
+from .heads import class_names, unnamed
 from .metrics import entity_scores
 from .tagging import (
     CONVERTERS,
@@ -36,8 +36,6 @@ from .tagging import (
 from .windows import plan_windows
 
 _log = logging.getLogger("fastbert")
-_NO_NAME = re.compile(r"LABEL_\d+")
-"""The names that transformers gives classes by default."""
 CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
 """The types of CoNLL-2000's chunks, which are in the third column of CoNLL-2003."""
 
@@ -121,13 +119,17 @@ class NER(FeatureTask):
         """The tagging letters of the labels (a key of `LETTERS`); None if they do not follow a scheme."""
         return next((name for name in LETTERS if all(is_tag(label, name) for label in self.labels)), None)
 
+    @property
+    def classes(self) -> tuple[Sequence[str], ...]:
+        return self.labels, tuple(map(without_type, self.labels))
+
     def restore(self, config) -> None:
         super().restore(config)
         [labels] = with_types([class_names(config)])
         self.labels = tuple(labels)
         if self.letters is None or "O" not in self.labels:
             schemes = "O, B-TYPE and I-TYPE (or of IOBES or BILOU)"
-            first = "; fine-tune it first" if all(map(_NO_NAME.fullmatch, self.labels)) else ""
+            first = "; fine-tune it first" if unnamed(self.labels) else ""
             raise InputError(f"expected a model with the labels {schemes}, got {', '.join(self.labels)}{first}")
 
     def model(self, directory: str | os.PathLike):
@@ -138,8 +140,7 @@ class NER(FeatureTask):
             return self.load_head(FeatureTagger, directory, **head)
         from ..models import BertForTokenClassification
 
-        options = head | self.on_top()
-        return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **options)
+        return self.load(BertForTokenClassification, directory, ignore_mismatched_sizes=True, **head)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """Windows over sentences, or over documents. Each word is predicted in the window in which it has most context;

@@ -98,7 +98,7 @@ class Squad(Task):
     def model(self, directory: str | os.PathLike):
         from ..models import BertForQuestionAnswering
 
-        return BertForQuestionAnswering.from_pretrained(directory, **self.on_top())
+        return self.load(BertForQuestionAnswering, directory)
 
     def collate(self, examples: Sequence[Example]):
         import torch
@@ -255,8 +255,9 @@ class Squad2(Squad):
         _, count = official.best_prefix(gains, start)
         # If it is best to answer no question at all, the threshold is below all odds.
         self.null_threshold = order[count - 1][0].null_odds if count else order[0][0].null_odds - 1.0
+        chosen = super().settle(rows, [self._choose(answer) for answer in predictions], config)
         config.null_threshold = self.null_threshold
-        return [self._choose(answer) for answer in predictions]
+        return chosen
 
     def _listed(self, entries: dict, null_scores: tuple[float, float]) -> dict:
         return {**entries, "": null_scores}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections import Counter
@@ -19,12 +20,14 @@ from .files import check_text, load_json, parse_json, read_lines, shorten
 from .hub_files import Record, is_hub_file, json_list_records, read_records
 from .typed import TYPED, has_form, json_or_none, read_typed
 
+_log = logging.getLogger("fastbert")
 _LINES = (("question", "context"), ("context", "qas"), ("header",), ("question", "plot"), ("plot", "qa"))
 """The keys of an object that is a line of JSON: a hub's question, MRQA's context and the header before it, DuoRC's."""
 _DUORC = {"plot": "context", "question_id": "id", "no_answer": "is_impossible", "qa": "qas"}
 """DuoRC's keys, and SQuAD's or MRQA's for them."""
 _IDS = ("id", "qid", "guid")
 """The keys of a question's id, in SQuAD, MRQA and KLUE."""
+_YES = ("true", "1", "1.0")  # is_impossible, in small letters
 # A key of `_IDS` with a string or a number; inside of a string, its quotes would be escaped.
 _ID = re.compile(r'"(?:id|qid|guid)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
@@ -77,7 +80,7 @@ def read_questions(
         found = _of_records(read_records(path, bad_rows), bad_rows)
     else:  # files in SQuAD's own form are called .json too
         found = _of_json(path, *_load(path, bad_rows), bad_rows)
-    rows, seen = [], set()
+    rows, seen, told = [], set(), ignore_answers
     for asked in found:
         try:
             row = _row(asked, impossible, ignore_answers)
@@ -88,6 +91,9 @@ def read_questions(
             continue
         seen.add(row.id)
         rows.append(row)
+        if asked.plausible and not told:
+            told, where = True, asked.where()
+            _log.warning("%s: expected no answers to an impossible question, got some, which are left out", where)
     if not rows:
         raise bad_rows.none_left(path, "questions")
     return rows
@@ -102,12 +108,14 @@ class _Asked:
         context: the text in which the answer is.
         where: tells the place in the file, for messages. A function, since lines are only counted for bad questions.
         article: what the context was taken from, if the file tells it.
+        plausible: whether answers that are only plausible have been left out of the question.
     """
 
     question: Any
     context: Any
     where: Callable[[], str]
     article: Hashable = None
+    plausible: bool = False
 
 
 def _load(path: str | os.PathLike, bad_rows: BadRows) -> tuple[Any, str]:
@@ -219,9 +227,11 @@ def _of_records(records: Iterable[Record | None], bad_rows: BadRows) -> Iterator
             got = shorten(", ".join(map(str, record.values))) or "nothing"
             bad_rows.refuse(f"{record.where}: expected a question and its context under these names, got {got}")
             continue
-        title = record.values.get("title")
+        title, question = record.values.get("title"), record.values
         article = title if isinstance(title, str) and title.strip() else None
-        yield _Asked(record.values, record.values.get("context"), partial(str, record.where), article)
+        plausible = _has_plausible_answers(question)
+        question = {**question, "answers": []} if plausible else question
+        yield _Asked(question, record.values.get("context"), partial(str, record.where), article, plausible)
 
 
 def _of_json(path: str | os.PathLike, value: Any, text: str, bad_rows: BadRows) -> Iterator[_Asked]:
@@ -327,6 +337,14 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
     return Answers(texts, starts, tuple(_detected(question.get("detected_answers"))))
 
 
+def _has_plausible_answers(question: dict) -> bool:
+    """Whether an impossible question has answers all the same, in a hub's object of lists: KLUE's loader puts plausible
+    ones there. In SQuAD's own form, where these have a key of their own, that is an error."""
+    answers = question.get("answers")
+    texts = _list(answers.get("text")) if isinstance(answers, dict) else []
+    return any(map(str.strip, map(str, texts))) and str(question.get("is_impossible")).lower() in _YES
+
+
 def _listed(values: Any) -> list[dict]:
     """Answers in SQuAD's form, a list of objects, from any of the forms that files have: a text, a list of texts, an
     object, or an object of lists, as on hubs. Raises ValueError for anything else."""
@@ -350,9 +368,9 @@ def _listed(values: Any) -> list[dict]:
 def _is_impossible(value: Any) -> bool:
     """Whether a question has no answer. Tables have the word as a string, and "false" would be true in Python."""
     word = str(False if value is None else value).lower()
-    if word not in ("true", "false", "1", "0", "1.0", "0.0"):
+    if word not in (*_YES, "false", "0", "0.0"):
         raise ValueError(f"expected is_impossible to be true or false, got {shorten(repr(value))}")
-    return word in ("true", "1", "1.0")
+    return word in _YES
 
 
 def _detected(values: Any) -> Iterator[tuple[int, int]]:

@@ -195,8 +195,7 @@ class SWAG(Task):
     def model(self, directory: str | os.PathLike):
         from ..models.registry import of_model
 
-        cls = of_model(directory).head("choice")
-        return cls.from_pretrained(directory, ignore_mismatched_sizes=True, **self.on_top())
+        return self.load(of_model(directory).head("choice"), directory, ignore_mismatched_sizes=True)
 
     def collate(self, examples: Sequence[Example]):
         counts = tuple(len(example.meta) for example in examples)

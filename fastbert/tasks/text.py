@@ -313,8 +313,8 @@ class TextTask(FeatureTask):
         from ..models.registry import of_model
 
         # A model of a task with other labels is a good start (RTE from MNLI), but its head cannot be used.
-        options = self.head() | self.on_top()
-        return of_model(directory).head("sequence").from_pretrained(directory, ignore_mismatched_sizes=True, **options)
+        head = of_model(directory).head("sequence")
+        return self.load(head, directory, ignore_mismatched_sizes=True, **self.head())
 
     def write_predictions(self, rows: Iterable[Row], predictions: Iterable, path: str | os.PathLike) -> list[Path]:
         """Writes GLUE's submission format: ``index<TAB>prediction``."""

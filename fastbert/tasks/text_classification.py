@@ -12,9 +12,10 @@ from typing import Any
 
 from ..errors import InputError
 from .bad_rows import called
-from .base import Row, class_names
+from .base import Row
 from .classification import Classification
 from .files import shorten
+from .heads import class_names
 from .hub_files import NO_LABEL, class_number
 from .label_warnings import NUMBER, say_what_looks_wrong
 from .table_records import unquoted

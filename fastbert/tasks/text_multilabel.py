@@ -18,9 +18,10 @@ from ..errors import DataError, InputError
 from ..model_config import ModelConfig
 from . import metrics
 from .bad_rows import called
-from .base import Example, Row, class_names
+from .base import Example, Row
 from .classification import CLASS_COLUMNS, class_scores
 from .files import shorten
+from .heads import class_names
 from .label_warnings import say_what_looks_wrong
 from .text_classification import BREAKS, OwnFiles, in_order, named_class
 
@@ -239,6 +240,10 @@ class TextMultilabel(OwnFiles):
         twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
         if twice is not None:
             raise InputError(f"task {self.name}: expected an id2label of different names, got {shorten(twice)} twice")
+
+    @property
+    def classes(self) -> tuple[Sequence[str], ...]:
+        return (self.labels,)
 
     def head(self) -> dict:
         if not self.labels:

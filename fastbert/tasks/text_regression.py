@@ -40,8 +40,9 @@ class TextRegression(OwnFiles, Regression):
         self.deviation = float(getattr(config, "label_deviation", self.deviation))
 
     def settle(self, rows: Sequence[Row], predictions: Sequence[float], config: ModelConfig) -> list[float]:
+        settled = super().settle(rows, predictions, config)
         config.label_mean, config.label_deviation = self.mean, self.deviation
-        return super().settle(rows, predictions, config)
+        return settled
 
     def target(self, label: float) -> float:
         return (label - self.mean) / self.deviation

@@ -67,6 +67,20 @@ def test_the_best_training_of_a_search_is_repeated(model, place):
     assert weights[0] == weights[1]
 
 
+def test_the_patience_of_a_search_is_no_option_of_its_best_training(model, place, capsys):
+    """It may be over before it has waited for so long; only on the command line is this a mistake."""
+    grid = ("--grid", "--grid-batch-sizes", 8, "--grid-lrs", 2e-3, "--grid-epochs", 2, 4, "--patience", 2)
+    common = ("--train", "dev.tsv", "--dev", "dev.tsv", "--max-seqlen", 24)
+    run("sst2", "--model", model, *common, *grid, "--out", "RUN")
+    options = yaml.safe_load((place / "RUN" / "config.yaml").read_text())
+    assert (options["epochs"], options["patience"]) == (2, 2)
+    run("--config", "RUN/config.yaml", "--out", "AGAIN")
+    weights = [(place / name / "model" / "model.safetensors").read_bytes() for name in ("RUN", "AGAIN")]
+    assert weights[0] == weights[1]
+    run("--config", "RUN/config.yaml", "--out", "OTHER", "--patience", 3, status=2)
+    assert "--patience 3 would change nothing" in capsys.readouterr().err
+
+
 def test_the_command_line_comes_first_then_the_file_then_the_recipe(place):
     (place / "o.yaml").write_text("task: squad2\nmodel: ~/M\ntrain: [a, b]\nlr: 1e-5\nout: O\n")
     found = parsed("--config", "o.yaml")

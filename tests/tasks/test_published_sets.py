@@ -165,6 +165,32 @@ def test_answers_under_other_names_and_without_a_text(answers, read, tmp_path):
     assert task_of("squad2").read(write(tmp_path / "f.jsonl", [question | {"context": CONTEXT}])) == rows
 
 
+PLAUSIBLE = {"guid": "k-1", "question": "Who sleeps?", "answers": {"text": ["Bob"], "answer_start": [0]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("klue.jsonl", "line 2"), ("klue.parquet", "row 2"), ("klue.json", "object 2")]
+)
+def test_plausible_answers_of_klue_are_none(name, place, tmp_path, caplog):
+    """Its loader on hubs puts them where the answers to other questions are; SQuAD's own form has a key for them."""
+    asked = [{**PLAUSIBLE, "guid": f"k-{number}", "is_impossible": number > 0} for number in range(3)]
+    path = write(tmp_path / name, [{**question, "context": CONTEXT} for question in asked])
+    rows = task_of("squad2").read(path)
+    assert [row.label for row in rows] == [Answers(("Bob",), (0,)), Answers(), Answers()]
+    [said] = caplog.messages
+    assert said == f"{path}, {place}: expected no answers to an impossible question, got some, which are left out"
+    caplog.clear()
+    task = task_of("squad2")
+    task.predicting = True
+    assert len(task.read(path)) == 3
+    assert len(task_of("squad1", skip=True).read(path)) == 1
+    assert not caplog.messages
+    own = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": asked[1:]}]}]}
+    path.with_suffix(".json").write_text(json.dumps(own))
+    with pytest.raises(DataError, match="expected no answer to an impossible question, got one"):
+        task_of("squad2").read(path.with_suffix(".json"))
+
+
 @pytest.mark.parametrize(
     ("value", "got"),
     [
