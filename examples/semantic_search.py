@@ -93,10 +93,12 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
         unfinished.unlink(missing_ok=True)
 
 
-def made_by(model: Path, precision: str) -> str:
+def made_by(model: Path, precision: str, index: Path | None) -> str:
     """What decides about vectors besides the texts: another model may come to lie where the first one was."""
-    files = sorted((str(file), file.stat()) for file in model.resolve().rglob("*") if file.is_file())
-    return json.dumps([precision, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]])
+    own = [] if index is None else [index.resolve(), index.resolve().with_name(index.name + ".json")]
+    files = sorted(file for file in model.resolve().rglob("*") if file.is_file() and file not in own)
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return json.dumps([precision, states])
 
 
 def search(encoder: SentenceEncoder, vectors: np.ndarray, questions: list[str], top: int) -> list[list[tuple]]:
@@ -142,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         texts = read_texts(args.file)
         encoder = SentenceEncoder.from_pretrained(args.model, precision=args.precision)
-        vectors = index(encoder, texts, made_by(args.model, args.precision), args.index)
+        vectors = index(encoder, texts, made_by(args.model, args.precision, args.index), args.index)
         for question in args.questions or (line.strip() for line in sys.stdin or ()):
             if not question:
                 continue

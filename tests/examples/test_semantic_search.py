@@ -77,17 +77,19 @@ def test_of_equally_near_lines_the_first_come_first(top):
     assert example.nearest(scores, top).tolist() == np.argsort(-scores, kind="stable")[:top].tolist()
 
 
-def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search, monkeypatch):
-    first = search("texts.txt", "paris", "--index", "texts.npy")
+@pytest.mark.parametrize("place", [".", "model"], ids=["beside the texts", "beside the model"])
+def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search, monkeypatch, place):
+    words = ("texts.txt", "paris", "--index", f"{place}/texts.npy")
+    first = search(*words)
     assert first.returncode == 0, first.stderr
-    assert np.load(desk / "texts.npy").shape == (4, 32)
-    assert sorted(path.name for path in desk.iterdir()) == ["model", "texts.npy", "texts.npy.json", "texts.txt"]
+    assert np.load(desk / place / "texts.npy").shape == (4, 32)
+    assert sorted(path.name for path in desk.rglob("texts*")) == ["texts.npy", "texts.npy.json", "texts.txt"]
     with monkeypatch.context() as patched:
         patched.setattr(example, "encode_all", lambda *_: pytest.fail("it encoded the texts again"))
-        assert search("texts.txt", "paris", "--index", "texts.npy").stdout == first.stdout
+        assert search(*words).stdout == first.stdout
     with open(desk / "texts.txt", "a", encoding="utf-8") as file:
         file.write("paris\n")
-    changed = search("texts.txt", "paris", "--index", "texts.npy", "--top", 1)
+    changed = search(*words, "--top", 1)
     assert changed.stdout.splitlines()[1] == " 1.0000  line 6: paris"
 
 
