@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree
 
@@ -14,9 +15,48 @@ from torch.utils import _pytree
 _EXTRA = {"extra": True}
 
 
+class _Dictionary(dict):
+    """What makes a dataclass of outputs a dictionary of its fields that are not None, which the Trainer, accelerate and
+    DataParallel expect of an output."""
+
+    def __post_init__(self) -> None:
+        # These build an output anew from a dictionary or from pairs.
+        first, *others = (f.name for f in fields(self))
+        given = getattr(self, first)
+        if isinstance(given, (Mapping, Iterator)) and all(getattr(self, name) is None for name in others):
+            setattr(self, first, None)
+            for name, value in dict(given).items():
+                setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name not in self.__dataclass_fields__:
+            return
+        if value is None:
+            dict.pop(self, name, None)
+        else:
+            dict.__setitem__(self, name, value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"{type(self).__name__}: its fields stay: set one to None to leave it out")
+
+    __delitem__ = pop = popitem = setdefault = update = clear = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _put_together, (type(self), self.values(), self.keys())
+
+
+# torch 2.6 compiles no whole graph that makes a dictionary of a class of one's own.
+_BASE: type = _Dictionary if torch.__version__ >= (2, 7) else object
+
+
 @dataclass
-class ModelOutput:
-    """Base class: fields are read by attribute, by name (``out["logits"]``), by index, or as a tuple (`to_tuple`).
+class ModelOutput(_BASE):
+    """Base class: fields are read by attribute, by name (``out["logits"]``), by index, or as a tuple (`to_tuple`). It
+    is a ``dict``, as transformers' outputs are, but not with torch 2.6.
 
     Fields that are None are left out of keys, indices and tuples. Those that transformers' output does not have
     (``mlm_loss``, ``mlm_logits``, ...) have no index. Letters: B sequences, S columns of a padded batch, T tokens of a

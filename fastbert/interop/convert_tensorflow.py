@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..config import TANH_GELU
+from ..config import TANH_GELU, BertConfig
 from ..data.tokenizer import load_tokenizer, vocab_size, vocab_text
 from ..data.tokenizer_json import is_wordpiece
 from ..errors import CheckpointError, InputError
@@ -38,6 +38,8 @@ _COMPUTES = {
 _GELU = "gelu"
 # transformers' keys for what cannot be told from a head's tensors.
 _HEAD_FIELDS = ("id2label", "label2id", "problem_type")
+# Those of the file that a model was read from, which are not true of another.
+_OF_FILES = ("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
 def write_tensorflow(found: Source, target: Path) -> None:
@@ -85,6 +87,10 @@ def _config(model: nn.Module) -> dict[str, Any]:
         config[OWN_ACTIVATION] = config["hidden_act"]
     if hasattr(model, "classifier"):
         config |= {"architectures": [type(model).__name__], **{name: values[name] for name in _HEAD_FIELDS}}
+    # Whatever else is not as by default: the options and statistics of a fine-tuning, on which predictions depend.
+    usual = BertConfig().to_dict()
+    others = values.keys() - config.keys() - set(_OF_FILES)
+    config |= {name: values[name] for name in sorted(others) if values[name] != usual.get(name)}
     return {**config, "hidden_act": _GELU}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -218,12 +218,19 @@ class PreTrainedModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """The device of the first parameter."""
-        return next(self.parameters()).device
+        return next(self._tensors()).device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the first floating-point parameter."""
-        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+        return next(p.dtype for p in self._tensors() if p.is_floating_point())
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """The parameters; in a copy that DataParallel made, the tensors in their place, which are attributes."""
+        yield from self.parameters()
+        for module in self.modules():
+            if getattr(module, "_is_replica", False):
+                yield from (x for x in vars(module).values() if isinstance(x, torch.Tensor))
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """The number of parameters (numbers, not tensors); tied ones count once.

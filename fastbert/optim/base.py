@@ -233,7 +233,13 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
                     f"expected the state_dict of a fastbert.optim.{type(self).__name__}, got one whose groups have no "
                     f"{', '.join(sorted(missing))}"
                 )
-        self._load_state_dict(state_dict)
+        seen: list[dict[str, Any]] = []
+        hook = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))  # the last to be called
+        try:
+            self._load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        state_dict = seen[-1]  # what hooks of the caller's have made of it
         order = [p for group in self.param_groups for p in group["params"]]
         indices = [i for group in state_dict["param_groups"] for i in group["params"]]
         for p, index in zip(order, indices, strict=True):

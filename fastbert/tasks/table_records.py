@@ -54,7 +54,7 @@ def to_records(
 def tab_records(lines: Iterator[tuple[int, str]], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """(line number, values by column) of tab-separated rows; values are {} for a row with another number of columns."""
     for number, line in lines:
-        if line.strip():
+        if line.strip() or "\t" in line:  # tabs alone are a row of empty fields, as ",," is in a .csv
             fields = [unquoted(field.strip()) for field in line.split("\t")]
             yield number, dict(zip(columns, fields, strict=True)) if len(fields) == len(columns) else {}
 

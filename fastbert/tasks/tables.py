@@ -119,14 +119,13 @@ def _rows(
     """The usable rows among a table's lines, which come after the line of number ``last``."""
     at = [columns.index(name) for name in kept]
     index, blank = 0, None
-    for number, line in lines:
+    for number, line in _without_blank_end(lines):
         index += number - last - 1  # lines that were not UTF-8 were rows too
         last = number
-        if not line.strip():
+        if not line.strip() and "\t" not in line:  # tabs alone are a row of empty fields, as ",," is in a .csv
             blank = blank or number
             continue
         if blank is not None:
-            # Empty lines at the end are common and harmless; between rows something is missing.
             bad_rows.refuse(f"{path}, line {blank}: expected {_counted(columns)}, got an empty line")
             blank = None
         fields = line.split("\t")
@@ -138,6 +137,17 @@ def _rows(
                 f"({shorten(', '.join(columns), 120)}), got {len(fields)}: {shorten(line)!r}"
             )
         index += 1
+
+
+def _without_blank_end(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines without empty ones, and rows of empty fields, at the end, which are common and harmless; between rows
+    something is missing."""
+    blank = []
+    for number, line in lines:
+        blank.append((number, line))
+        if line.strip():
+            yield from blank
+            blank.clear()
 
 
 def rows_below(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .base import Task
 
 _log = logging.getLogger("fastbert")
+CONFIGS = ("config.json", "bert_config.json")
+"""The names of a model's configuration; the second is google-research/bert's."""
 KEPT = "fastbert"
 """The key in a fine-tuned model's config.json for the options that predictions depend on."""
 
@@ -64,7 +66,8 @@ def trained_with(path: str | os.PathLike, task: str) -> tuple[dict, Path]:
     file = Path(path) / "config.yaml"
     if file.is_file():
         return read_yaml(file), file
-    file = model_directory(path) / "config.json"
+    directory = model_directory(path)
+    file = next((directory / name for name in CONFIGS if (directory / name).is_file()), directory / CONFIGS[0])
     kept = read_json(file).get(KEPT) if file.is_file() else None
     # The key is copied along if the model is trained further, for another task and by another tool.
     return kept if isinstance(kept, dict) and kept.get("task") == task else {}, file

@@ -95,7 +95,8 @@ def _find_tensorflow(directory: Path) -> Path | None:
 
 
 def read_weights_file(path) -> dict[str, Tensor]:
-    """Reads the tensors of a file, or of a TensorFlow 1 checkpoint given by its prefix or by one of its files.
+    """Reads the tensors of a file, of the shards that an index names, or of a TensorFlow 1 checkpoint given by its
+    prefix or by one of its files.
 
     A pickle may have them under "model", "module", "state_dict" or "model_state_dict", as trainers save them.
     """
@@ -110,7 +111,7 @@ def read_weights_file(path) -> dict[str, Tensor]:
         if newer is not None:
             raise CheckpointError(f"{index}: expected names of TensorFlow 1's, got TensorFlow 2's, {newer:.200}")
         return from_tensorflow(held)
-    state = _read_file(path, unwrap=True)
+    state = _read_shards(path.parent, path) if path.name.endswith(".index.json") else _read_file(path, unwrap=True)
     try:
         return from_deepspeed(state)
     except CheckpointError as error:

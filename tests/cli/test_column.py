@@ -68,6 +68,15 @@ def test_columns_without_a_header_have_numbers(tmp_path):
     assert list(texts_of(path, "2")) == [(1, "the film"), (2, "a book")]
 
 
+@pytest.mark.parametrize("suffix", [".tsv", ".csv"])
+def test_a_row_of_empty_fields_is_a_row(tmp_path, suffix):
+    """Vectors would stand beside other rows, and predictions have other rows' numbers."""
+    rows = [("a film", "x"), ("", ""), ("a book", "y")]
+    path = tmp_path / f"t{suffix}"
+    path.write_text("".join(("\t" if suffix == ".tsv" else ",").join(row) + "\n" for row in rows))
+    assert [text for _, text in texts_of(path, "1")] == ["a film", "", "a book"]
+
+
 def test_rows_are_read_as_they_are_needed(tmp_path):
     """The bad row at the end is not looked at before."""
     path = tmp_path / "t.csv"

@@ -25,6 +25,7 @@ from fastbert.interop.convert import convert
 from fastbert.tasks.feature_classifier import FeatureClassifier
 from fastbert.tasks.feature_tagger import FeatureTagger
 from fastbert.tasks.on_features import of_kind
+from fastbert.tasks.trained import trained_with
 from fastbert.weights.tensor_bundle import read_bundle
 
 CLASSES = (
@@ -153,6 +154,24 @@ def test_tensorflows_configuration_says_what_a_head_is(name, tmp_path):
     assert fastbert.BertConfig.from_pretrained(tmp_path / "tf1").id2label == names
 
 
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForQuestionAnswering"])
+def test_tensorflows_configuration_keeps_what_predictions_depend_on(name, tmp_path):
+    """A regression's statistics, a threshold, the options of a fine-tuning: google-research/bert's code passes over
+    them."""
+    kept = {
+        **{"label_mean": 3.5, "label_deviation": 100.0, "null_threshold": -1.5, "classifier_dropout": 0.25},
+        **{"fastbert": {"task": "ner", "max_seqlen": 48, "document_context": True}, "pad_token_id": 3},
+    }
+    model = getattr(fastbert, name)(fastbert.BertConfig.from_hf(_theirs(name).config))
+    for key, value in kept.items():
+        setattr(model.config, key, value)
+    model.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "tf1", to="tf1")
+    config = convert(tmp_path / "tf1", tmp_path / "end").model.config.to_dict()
+    assert {key: config[key] for key in kept} == kept
+    assert trained_with(tmp_path / "tf1", "ner")[0] == kept["fastbert"]
+
+
 def test_tensorflows_vocabulary_is_made_of_a_tokenizer_json(tmp_path, caplog):
     """As transformers 5 saves every tokenizer."""
     source = _saved(_theirs("BertModel"), tmp_path / "source")
@@ -244,6 +263,8 @@ def test_shards(tmp_path):
     theirs = _theirs()
     theirs.save_pretrained(tmp_path / "source", max_shard_size="20KB")
     assert len(list((tmp_path / "source").glob("model-*.safetensors"))) > 1
+    convert(tmp_path / "source" / "model.safetensors.index.json", tmp_path / "by its index")
+    _assert_holds(tmp_path / "by its index", theirs)
     convert(tmp_path / "source", tmp_path / "end")
     _assert_holds(tmp_path / "end", theirs)
 

@@ -247,3 +247,71 @@ def test_what_accelerate_has_offloaded_and_brought_back_is_ours_again(only_ours)
             fastbert.unpatch(model)
             with pytest.raises(AssertionError, match="transformers' own attention"):
                 model(**given)
+
+
+DICTIONARIES = pytest.mark.skipif(torch.__version__ < (2, 7), reason="torch 2.6 compiles no graph that makes them")
+
+
+@DICTIONARIES
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("task", ["BertForSequenceClassification", "BertForQuestionAnswering"])
+def test_predictions_of_our_own_models(task, smoothing, tmp_path):
+    """Without labels for a span's head, as for a test set; the metrics are given the logits that transformers' are."""
+    rows, found = _Rows(8, task), []
+    rows.rows = [row[:3] for row in rows.rows]  # no pads, whose logits are not those of transformers
+    for model in hf.pair(task, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_eval_batch_size=4,
+            label_smoothing_factor=smoothing,
+            report_to=[],
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            use_cpu=True,
+        )
+        given = []
+        trainer = transformers.Trainer(
+            model=model.eval(),
+            args=arguments,
+            data_collator=lambda items: {
+                name: x for name, x in rows.collate(items).items() if not name.endswith("_positions")
+            },
+            compute_metrics=lambda predicted, given=given: given.append(predicted.predictions) or {},
+        )
+        predictions = trainer.predict(rows).predictions
+        found.append([*given, predictions])
+    for wanted, got in zip(*found, strict=True):
+        assert type(wanted) is type(got)
+        for x, y in zip(*((x if isinstance(x, tuple) else (x,)) for x in (wanted, got)), strict=True):
+            assert abs(x - y).max() < 1e-5
+
+
+@DICTIONARIES
+def test_accelerates_mixed_precision_gives_float32_outputs():
+    accelerate = pytest.importorskip("accelerate")
+    _, ours = hf.pair("BertForSequenceClassification")
+    accelerate.state.AcceleratorState._reset_state(True)
+    prepared = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(ours)
+    out = prepared(torch.randint(1, hf.VOCAB, (2, 5)), labels=torch.tensor([0, 1]))
+    assert out.logits.dtype == torch.float32
+    accelerate.state.AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", [f"BertFor{head}" for head in ("SequenceClassification", "MultipleChoice")])
+def test_a_copy_that_data_parallel_makes(name, train):
+    """It has tensors in the place of parameters; on the CPU torch makes none itself."""
+    _, ours = hf.pair(name)
+    ours.train(train)
+    copies = {module: module._replicate_for_data_parallel() for module in ours.modules()}
+    for module, copied in copies.items():
+        for key, child in module._modules.items():
+            copied._modules[key] = None if child is None else copies[child]
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(copied, key, parameter.view_as(parameter))
+    ids = torch.randint(1, hf.VOCAB, (2, 2, 5) if name == "BertForMultipleChoice" else (2, 5))
+    assert copies[ours].device == ours.device
+    assert copies[ours].dtype == ours.dtype
+    copies[ours](ids)[0].sum().backward()
+    assert all(p.grad is not None for p in ours.bert.encoder.parameters())

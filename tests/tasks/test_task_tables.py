@@ -102,7 +102,20 @@ def test_files_without_header_are_told_apart_by_their_width(write):
 
 
 def test_empty_lines_at_the_end_are_harmless(write):
-    assert len(read_table(write(b"a\tb\n1\t2\n\r\n\n"), ("a",)).lines) == 1
+    for end in (b"\r\n\n", b"\t\n", b"\t\n\n \t \n"):
+        assert len(read_table(write(b"a\tb\n1\t2\n" + end), ("a",)).lines) == 1
+
+
+def test_tabs_alone_are_a_row_of_empty_fields(write):
+    """As spreadsheets write a blank row, and as commas alone are in a .csv."""
+    found = read_table(write(b"a\tb\n1\t2\n\t\n3\t4\n"), ("a", "b")).lines
+    assert [(line.number, line.index, line.fields) for line in found] == [
+        (2, 0, ["1", "2"]),
+        (3, 1, ["", ""]),
+        (4, 2, ["3", "4"]),
+    ]
+    with pytest.raises(DataError, match=r"line 3: expected 2 tab-separated columns .*, got 3"):
+        read_table(write(b"a\tb\n1\t2\n\t\t\n3\t4\n"), ("a", "b"))
 
 
 def test_skipped_rows_are_counted_with_their_reasons_and_keep_the_numbers_of_the_others(write):
