@@ -23,8 +23,8 @@ from .. import ops
 from ..errors import InputError, also_raised_as
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
-from ..modules.layout import say_once
 from ..modules.quantized_linear import check_trainable
+from ..modules.said import say_once
 from ..modules.uncompiled import must_be_whole, uncompiled
 from ..transforms import callers_mode, is_exported, is_transformed
 from . import patch_torch

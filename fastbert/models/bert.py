@@ -146,14 +146,14 @@ class BertModel(PreTrainedModel):
         show = tokens.shape.show if keep_states else None
         hidden, states, attentions = self.encoder(hidden, layout=tokens.layout, dropout_key=key, rows=rows, show=show)
         pooled = shown = None
+        if self.pooler is not None and rows is not None:
+            count = 0 if only is None else len(only)
+            first, hidden = hidden.split([len(rows) - count, count])
+            pooled = self.pooler(tokens.without_empty(first))
         if show_last:
             shown = states[-1] if states else tokens.unpack(hidden)  # the same tensor, as in transformers
         if self.pooler is not None and rows is None:
             pooled = self.pooler(tokens.pooled_tokens(hidden) if shown is None else tokens.pooled_of(shown, hidden))
-        elif self.pooler is not None:
-            count = 0 if only is None else len(only)
-            first, hidden = hidden.split([len(rows) - count, count])
-            pooled = self.pooler(tokens.without_empty(first))
         return Encoded(
             tokens,
             hidden,

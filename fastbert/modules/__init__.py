@@ -13,4 +13,5 @@
     quantized, quantized_linear, fp8, precision   int8 inference, 8-bit training, the precision of a loaded model
     mode                                          evaluation mode for the time of a block
     graphs, uncompiled                            what torch.compile leaves out of its graphs
+    said                                          what the log says once of how batches are computed
 """

@@ -5,10 +5,8 @@ Everything else in a layer works token by token; only the layout knows of sequen
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,8 +16,7 @@ from ..errors import InputError
 from ..packing import Packing
 from ..rng import Dropout
 from ..transforms import is_transformed
-
-_log = logging.getLogger("fastbert")
+from .said import say_once
 
 
 @dataclass(frozen=True)
@@ -135,12 +132,6 @@ def keys_kept(mask: Tensor) -> Tensor | None:
         return None
     keep, is_all = _read_keys(mask)
     return keep if bool(is_all) else None
-
-
-@cache
-def say_once(warning: str) -> None:
-    """Logs a warning that says how a batch is computed; further batches of which it is true are computed in silence."""
-    _log.warning(warning)
 
 
 def say_padded(reason: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from .layout import say_once
+from .said import say_once
 
 
 def uncompiled(reason: str) -> Callable[[Callable], Callable]:

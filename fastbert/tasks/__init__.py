@@ -32,6 +32,7 @@ Machinery:
     config                                   the recipe; importable without torch
     finetune, training, stepper, batching    a fine-tuning run, its epochs, a step, batches
     layers                                   what is not trained, or at a lower rate
+    heads                                    the classes of a model's head, and their rows where it is trained further
     saving, runs, results, world             checkpoints, the run directory, result files, several processes
     search                                   restarts and grids
     trained, predict, metrics, fits          using a trained model; scores; which models a task can use

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import fastbert
 from fastbert import _native
 from fastbert.errors import InputError
-from fastbert.modules.layout import say_once
+from fastbert.modules.said import say_once
 
 SHAPES = ((4, 11), (3, 7), (2, 9), (4, 5))
 

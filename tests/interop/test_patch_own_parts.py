@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 
 import fastbert
 from fastbert.errors import InputError
-from fastbert.modules.layout import say_once
+from fastbert.modules.said import say_once
 
 
 @pytest.fixture(autouse=True)

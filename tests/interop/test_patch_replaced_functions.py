@@ -16,7 +16,7 @@ from transformers import modeling_utils
 from transformers.models.bert import modeling_bert
 
 import fastbert
-from fastbert.modules.layout import say_once
+from fastbert.modules.said import say_once
 
 KEPT = hf.kept_tokens(hf.masks()["prefix"])
 

@@ -25,7 +25,7 @@ from fastbert import (
     _native,
     rng,
 )
-from fastbert.modules.layout import say_once
+from fastbert.modules.said import say_once
 
 LENGTHS = (128, 2, 512, 1, 300)
 

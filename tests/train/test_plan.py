@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import time
 from pathlib import Path
@@ -96,6 +97,7 @@ def peak_of_allocations(loop: PretrainLoop, steps: int) -> int:
     """The most bytes of tensors that were alive at once during steps, beyond those that were before."""
     from torch.profiler import ProfilerActivity, profile
 
+    gc.collect()  # tensors of earlier tests that are freed meanwhile would count as none of these
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         for _ in range(steps):
             loop.train_step()
