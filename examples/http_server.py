@@ -107,8 +107,9 @@ class Batcher:
         while self._jobs and (not taken or size + len(self._jobs[0][0]) <= self.max_batch):
             texts, future = self._jobs.popleft()
             self.waiting -= len(texts)
-            taken.append((texts, future))
-            size += len(texts)
+            if not future.done():  # its client hung up a moment ago
+                taken.append((texts, future))
+                size += len(texts)
         return taken
 
     async def _compute(self, jobs: list[tuple[list[str], asyncio.Future]]) -> None:
