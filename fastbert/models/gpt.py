@@ -175,12 +175,13 @@ class GPTModel(GPTPreTrainedModel):
             shown, x = show(x)
             states.append(shown)
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        for number, block in enumerate(self.h, 1):
+        for index, block in enumerate(self.h):
+            moved = () if getattr(block, "index", index) == index else (index,)
             if recompute:
-                x = ops.checkpoint(block, x, layout, key)
+                x = ops.checkpoint(block, x, layout, key, *moved)
             else:
-                x = block(x, layout, key)
-            if number == len(self.h) and self.config.pre_norm:
+                x = block(x, layout, key, *moved)
+            if index == len(self.h) - 1 and self.config.pre_norm:
                 x = apply_norm(self.ln_f, x)
             if show is not None:
                 shown, x = show(x)

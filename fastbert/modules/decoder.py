@@ -72,11 +72,12 @@ class GPTBlock(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=eps)
         self.mlp = GPTMLP(config)
 
-    def forward(self, x: Tensor, layout: Layout, key: DropoutKey | None) -> Tensor:
-        """x (T, H) -> (T, H). ``key`` is that of dropout (None: no dropout), so that recomputation drops the same."""
+    def forward(self, x: Tensor, layout: Layout, key: DropoutKey | None, index: int | None = None) -> Tensor:
+        """x (T, H) -> (T, H). ``key`` is that of dropout (None: no dropout), so that recomputation drops the same;
+        ``index`` as in `BertLayer.forward`."""
         on_probs = on_attention = on_mlp = None
         if key is not None:
-            site = FIRST_LAYER_SITE + LAYER_SITES * self.index
+            site = FIRST_LAYER_SITE + LAYER_SITES * (self.index if index is None else index)
             on_probs = key.site(self.config.attn_pdrop, site)
             on_attention = key.site(self.config.resid_pdrop, site + 1)
             on_mlp = key.site(self.config.resid_pdrop, site + 2)

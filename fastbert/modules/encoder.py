@@ -109,8 +109,9 @@ class BertEncoder(nn.Module):
                     for state in after:
                         shown(state)
                 x = after[-1]
-        for number, layer in enumerate(list(self.layer)[len(attentions) :], len(attentions) + 1):
-            x, probs = _call_layer(layer, x, layout, key, rows if number == len(self.layer) else None, recompute)
+        for index, layer in enumerate(list(self.layer)[len(attentions) :], len(attentions)):
+            needed = rows if index == len(self.layer) - 1 else None
+            x, probs = _call_layer(layer, x, layout, key, needed, recompute, index)
             attentions.append(probs)
             x = shown(x)
         return x, states or None, attentions
@@ -277,15 +278,22 @@ class BertEncoder(nn.Module):
 
 
 def _call_layer(
-    layer: nn.Module, x: Tensor, layout: Layout, key: DropoutKey | None, rows: Tensor | None, recompute: bool
+    layer: nn.Module,
+    x: Tensor,
+    layout: Layout,
+    key: DropoutKey | None,
+    rows: Tensor | None,
+    recompute: bool,
+    index: int,
 ) -> tuple[Tensor, Tensor | None]:
     """The state after one layer, and its attention probabilities or None; arguments as in `BertLayer.forward`."""
     if recompute:
         # Our dropout is replayed by its key; torch's checkpointing restores its generator for adapters (LoRA).
-        rates = (layer.rates,) if hasattr(layer, "rates") else ()  # a module in a layer's place has none
-        given = (x, layout, key, rows, *rates)
+        own = (layer.rates, index) if hasattr(layer, "rates") else ()  # a module in a layer's place has none
+        given = (x, layout, key, rows, *own)
         result = ops.checkpoint(layer, *given)
     else:
-        result = layer(x, layout, key, rows)
+        moved = {} if getattr(layer, "index", index) == index else {"index": index}
+        result = layer(x, layout, key, rows, **moved)
     # A module in a layer's place may return the states alone, as transformers' layers do.
     return (result, None) if isinstance(result, Tensor) else result

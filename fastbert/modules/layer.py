@@ -134,6 +134,7 @@ class BertLayer(nn.Module):
         key: DropoutKey | None,
         rows: Tensor | None = None,
         rates: tuple[float, float, float] | None = None,
+        index: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Computes the layer.
 
@@ -145,11 +146,13 @@ class BertLayer(nn.Module):
             rows: (R,) int64, the tokens that are computed beyond the attention; None for all. All are attended to.
             rates: the dropout rates, by default the layer's own. They are an argument for the same reason: they follow
                 the modes of the layer's parts, which may change before the backward pass.
+            index: the layer's place in the stack, by default the one it was built for. A layer that is copied or
+                shared drops other elements in each place.
 
         Returns:
             (T, H), or (R, H) for ``rows``; and the attention probabilities if the layout keeps them, else None.
         """
-        on_probs, on_attention, on_output = self.dropouts(key, rates)
+        on_probs, on_attention, on_output = self.dropouts(key, rates, index)
         x, probs = self.attention(x, layout, (on_probs, on_attention), rows)
         given = self._feed_forward(x)
         if given is not None and ops.is_fused("mlp", *given):
@@ -177,11 +180,14 @@ class BertLayer(nn.Module):
             of_hidden if self.output.training else 0.0,
         )
 
-    def dropouts(self, key: DropoutKey | None, rates: tuple[float, float, float] | None = None) -> ops.LayerDropouts:
-        """The rates and places in the random stream of this layer's dropouts; ``rates`` as in `forward`."""
+    def dropouts(
+        self, key: DropoutKey | None, rates: tuple[float, float, float] | None = None, index: int | None = None
+    ) -> ops.LayerDropouts:
+        """The rates and places in the random stream of this layer's dropouts; ``rates`` and ``index`` as in
+        `forward`."""
         if key is None:
             return None, None, None
-        site = FIRST_LAYER_SITE + LAYER_SITES * self.index
+        site = FIRST_LAYER_SITE + LAYER_SITES * (self.index if index is None else index)
         on_probs, on_attention, on_output = self.rates if rates is None else rates
         return key.site(on_probs, site), key.site(on_attention, site + 1), key.site(on_output, site + 2)
 

@@ -82,7 +82,7 @@ def run_stack(
         packed=stack.packed,
         causal=layout.causal,
         bias=layout.bias,
-        dropouts=None if key is None else [module.dropouts(key) for module in modules],
+        dropouts=None if key is None else [m.dropouts(key, index=place) for place, m in enumerate(modules)],
         between=between,
         rows=rows if on_cpu else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass
 
@@ -55,6 +56,36 @@ def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
     assert rng.current() != key
     assert Counter(p for p, _ in key.asked) == shares
     assert len({site for _, site in key.asked}) == len(key.asked)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("copied", [False, True], ids=["shared", "copied"])
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (lambda: fastbert.BertForSequenceClassification(BERT), "bert.encoder.layer"),
+        (lambda: GPTForPreTraining(GPT2Config(**SIZES, **RATES)), "h"),
+    ],
+    ids=["bert", "gpt2"],
+)
+def test_a_layer_in_several_places_drops_other_elements_in_each(make, layers, copied, recompute):
+    """Layers stacked as copies of one (Gong et al. 2019), or shared by all places (Lan et al. 2020)."""
+    model, key = make().train(), Watched(3, 1)
+    base = next(m for m in model.modules() if hasattr(m, "h")) if layers == "h" else model
+    stack = base.get_submodule(layers)
+    for place in (1, 2):
+        stack[place] = copy.deepcopy(stack[0]) if copied else stack[0]
+    if recompute:
+        model.gradient_checkpointing_enable()
+    with rng.use(key):
+        out = model(PackedBatch.from_sequences([[2, 7, 8, 3]]))
+    sites = [site for _, site in key.asked]
+    assert len(set(sites)) == len(sites)
+    if recompute:
+        key.asked.clear()
+        out[0].sum().backward()
+        assert key.asked
+        assert {site for _, site in key.asked} <= set(sites)
 
 
 def test_a_padded_pass_drops_probabilities_too():
