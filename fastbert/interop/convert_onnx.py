@@ -111,7 +111,8 @@ def write_onnx(found: Source, target: Path) -> None:
     """Writes the graph as one file, with inputs `input_ids`, `attention_mask` and `token_type_ids`, each int64 (batch,
     sequence), or (batch, choices, sequence) for multiple choice.
 
-    The graph computes in the dtype of the weights, or in the widest if there are several.
+    The graph computes in the dtype of the weights, or in the widest if there are several. Its metadata has the model's
+    config.json under ``config.json``: the names of classes, a regression's ``label_mean``, a ``null_threshold``.
 
     Raises:
         InputError: the packages onnx and onnxscript are not installed, the target is a directory or a file of another
@@ -137,6 +138,7 @@ def write_onnx(found: Source, target: Path) -> None:
 
         check_writable(target)
         program = _export(module, example)
+        program.model.metadata_props["config.json"] = found.model.config.to_json_string()
         with whole(target) as temporary:
             program.save(temporary, external_data=False)
     except ImportError as error:

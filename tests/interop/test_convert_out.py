@@ -39,6 +39,8 @@ def test_onnx_runtime_gives_our_outputs(name, tmp_path):
     found = convert(directory, tmp_path / "model.onnx", to="onnx")
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     assert [x.name for x in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    kept = session.get_modelmeta().custom_metadata_map["config.json"]
+    assert json.loads(kept) == json.loads(found.model.config.to_json_string())
     names = [x.name for x in session.get_outputs()]
     choice = name == "BertForMultipleChoice"
     for shape in ((4, 11), (1, 1), (3, 32)):  # none of them the shape that it was traced with
