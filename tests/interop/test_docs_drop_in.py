@@ -13,6 +13,7 @@ import torch
 import transformers
 from tiny_bert import save
 
+import fastbert
 from fastbert.cli.main import main
 from fastbert.interop.convert import convert
 from fastbert.interop.patch import is_patched
@@ -34,7 +35,7 @@ def desk(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_page_has_its_examples():
-    assert len(EXAMPLES) == 11
+    assert len(EXAMPLES) == 12
     assert len(COMMANDS) == 7
     assert all(command.startswith("fastbert convert ") for command in COMMANDS)
 
@@ -46,14 +47,23 @@ def test_example(number, desk):
         ("Trainer", "accelerate"),
         ("peft", "peft"),
         ("sentence_transformers", "sentence_transformers"),
+        ("onnxruntime", "onnxruntime"),
+        ("onnxruntime", "onnxscript"),
     ):
         if library in code:
             pytest.importorskip(package, exc_type=ImportError)
     row = {"input_ids": torch.tensor([2, 7, 3]), "attention_mask": torch.ones(3).long(), "labels": torch.tensor(1)}
     names = {"rows": [row] * 8}
+    if "bert.onnx" in code:
+        convert(desk / "model", desk / "bert.onnx", to="onnx")
     if "convert(" in code:
         shutil.rmtree(desk / "sentences")  # made for another example
     exec(compile(code, f"docs/drop-in.md, example {number}", "exec"), names)
+    if "session" in names:
+        model = fastbert.BertForSequenceClassification.from_pretrained(desk / "model").eval()
+        given = {name: torch.tensor(x) for name, x in names["batch"].items()}
+        torch.testing.assert_close(torch.tensor(names["outputs"][0]), model(**given).logits, rtol=1e-5, atol=1e-6)
+        assert names["config"]["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
     if "program" in names:
         given = torch.tensor([[2, 7, 3], [2, 3, 0], [5, 3, 2]]), torch.tensor([[1, 1, 1], [1, 1, 0], [0, 1, 1]])
         outputs = names["program"].module()(*given), names["model"](*given)

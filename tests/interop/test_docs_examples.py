@@ -64,11 +64,13 @@ def test_example(example, desk):
         pytest.importorskip("gensim")
         prepare_data(desk / "DATA")
     for name in ("bert-base-uncased", "model"):
-        save(desk / name, "BertForSequenceClassification", num_labels=2)
+        save(desk / name, "BertForSequenceClassification", num_labels=2, max_position_embeddings=128)
     if "NERSentences" in code:
         save(desk / "model", "BertForTokenClassification", id2label={0: "O", 1: "B-PER", 2: "I-PER"})
     for name in ("sentences", "all-MiniLM-L6-v2"):
         convert(desk / "model", desk / name, to="sentence-transformers")
+    labelled = [f"{('fine', 'dull')[n % 2]} film\t{('good', 'bad')[n % 2]}" for n in range(40)]
+    (desk / "train.tsv").write_text("text\tlabel\n" + "\n".join(labelled) + "\n")
     make_gpt2(desk / "gpt2")
     make_squad(desk)
     ids = torch.tensor([[2, 7, 3], [2, 3, 0]])
@@ -80,6 +82,14 @@ def test_example(example, desk):
         assert names["vectors"].shape == (2, 32)
     if "scores" in names:
         assert names["scores"].shape == (2, 2)
+    if "answers" in names:
+        assert set(names["answers"]) <= set(names["model"].config.id2label.values())
+        assert len(names["answers"]) == 2
+    if "finetune(" in code:
+        assert (desk / "RUN" / "model" / "config.json").is_file()
+        assert names["result"].best["accuracy"] >= 0
+    if "zero_grad(" in code:
+        assert all(p.grad is None or not p.grad.any() for p in names["model"].parameters())
     if "NERSentences" in code:
         assert {entity.type for entity in names["entities"]} <= {"PER"}
     if "word2vec" in code:
