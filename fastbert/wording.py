@@ -39,3 +39,8 @@ def duration(seconds: float) -> str:
 def dtype_name(dtype: torch.dtype | torch.layout | str) -> str:
     """The name of a dtype or layout without its module: "float32" for torch.float32 or "torch.float32"."""
     return str(dtype).removeprefix("torch.")
+
+
+def in_utf8(text: str) -> str:
+    """A text with names of files in it, for a file: bytes of a name that are not UTF-8 as escapes (``caf\\udce9``)."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -58,6 +58,20 @@ def worker_environment(threads: int, preload: str | None) -> dict[str, str]:
     return environment
 
 
+def why_not_preloaded(library: str) -> str | None:
+    """Why a process cannot start with this library, the value of LD_PRELOAD; None if it can. The loader goes on without
+    a library that it cannot take, and says so only on stderr."""
+    if " " in library or ":" in library:
+        return "LD_PRELOAD ends paths at these"
+    environment = worker_environment(1, library)
+    child = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, check=False)
+    said = child.stderr.decode("utf-8", "replace").splitlines()
+    refused = next((line for line in said if "cannot be preloaded" in line), None)
+    if refused is not None:
+        return refused.partition("cannot be preloaded")[2].removesuffix(": ignored.").strip(" ():") or "it is refused"
+    return None if child.returncode == 0 else f"a Python with it {_describe_exit(child.returncode)}"
+
+
 class Worker:
     """One process. It is stopped (SIGSTOP) between requests, since spinning threads would slow down the others.
 

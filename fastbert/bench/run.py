@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
-from . import results, variants, workloads
+from . import pool, results, variants, workloads
 from .session import Session, SessionPlan
 
 KINDS = ("inference", "training", "kernels", "data")
@@ -71,12 +71,17 @@ def run(request: Request, command: str, say: Callable[[str], None]) -> dict:
     """Runs the benchmarks and returns the document to be written as JSON, which includes ``command``.
 
     Raises:
-        InputError: a workload or a peer is unknown, the library to preload does not exist, or there is nothing to run.
+        InputError: a workload or a peer is unknown, the library to preload cannot be, or there is nothing to run.
     """
     variants.check_peers(request.peers)
     if request.preload is not None and not Path(request.preload).is_file():
         raise InputError(f"--preload: expected a shared library, got {request.preload}, which is not a file")
     preload = str(Path(request.preload).resolve()) if request.preload else None
+    if preload is not None and (why := pool.why_not_preloaded(preload)) is not None:
+        raise InputError(
+            "--preload: expected a library that LD_PRELOAD takes (no blanks or colons in its path), got "
+            f"{preload}: {why}"
+        )
     todo = plans(request.kinds, request.model, request.only, request.quick)
     document = results.header(command, request.threads, preload) | {"sessions": []}
     rounds = request.rounds or (2 if request.quick else 7)

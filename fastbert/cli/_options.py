@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from ..errors import InputError
+from ..wording import in_utf8
 
 
 def option(name: str) -> str:
@@ -44,7 +45,7 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
 
 def command_line() -> str:
     """The command line, for a report."""
-    return shlex.join(["fastbert", *sys.argv[1:]])
+    return in_utf8(shlex.join(["fastbert", *sys.argv[1:]]))
 
 
 @dataclass(kw_only=True)

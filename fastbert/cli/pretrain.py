@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +31,7 @@ class Pretrain(PretrainConfig):
     directory of the model with the least held-out loss.
 
     Example:
-        fastbert pretrain --data DATA --model 4x256 --steps 10000 --lr 5e-4 --out RUN
+        fastbert pretrain --data DATA --model 4x256 --init small --steps 10000 --lr 1e-3 --warmup 0.1 --out RUN
         fastbert pretrain --recipe nvlamb --data DATA --out RUN
         fastbert pretrain --recipe nvlamb --plan --plan-ranks 64 --plan-throughput 260000
         fastbert pretrain --config RUN/config.yaml --resume auto
@@ -84,13 +85,17 @@ def defaults(argv: Sequence[str]) -> Pretrain | None:
 
 def _check_reach(config: PretrainConfig, base: PretrainConfig) -> None:
     """Raises InputError for an option that has no effect because every phase of the file sets it."""
-    for name in ("lr", "schedule", "token_budget", "accumulate"):
-        own = [getattr(phase, name) is not None for phase in config.phases]
+    names = ("lr", "schedule", "warmup", "token_budget", "accumulate", "samples.max_seqlen", "samples.max_predictions")
+    for name in names:
+        own = [getattr(phase, name.removeprefix("samples.")) is not None for phase in config.phases]
+        if name == "warmup":  # that of a phase is one of its own schedule, and 0 if it does not say
+            own = [phase.schedule is not None for phase in config.phases]
         if name == "accumulate":
             own = [phase.batch_sequences or phase.batch_tokens or phase.accumulate for phase in config.phases]
-        if config.phases and all(own) and getattr(config, name) != getattr(base, name):
+        given, usual = (attrgetter(name)(options) for options in (config, base))
+        if config.phases and all(own) and given != usual:
             raise InputError(
-                f"{option(name)} {getattr(config, name)} would change nothing: every phase of the file "
+                f"{option(name)} {given} would change nothing: every phase of the file "
                 "sets its own; copy the file and change it there"
             )
 

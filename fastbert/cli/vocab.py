@@ -14,6 +14,9 @@ from ._paths import InputPath, OutputPath
 
 OWNERS = ("config.json", "bert_config.json", "manifest.json")
 """Files of models and of prepared data, which depend on the ids of the vocabulary beside them."""
+# What a tokenizer without a vocab.txt has. A new vocab.txt, with what is written beside it, would take their place,
+# also where they keep their names.
+_BESIDE = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 
 
 @dataclass
@@ -86,5 +89,8 @@ def _check_target(out: Path, vocab: Path, read: Sequence[Path]) -> None:
         raise InputError(f"{out}: expected a .txt file or a directory to write, got {there} of that name")
     check_writable(vocab, *read)
     owner = next((name for name in OWNERS if (vocab.parent / name).is_file()), None)
-    if vocab.is_file() and owner is not None:
-        raise InputError(f"{vocab}: expected a new file, got the vocabulary that {owner} beside it was made with")
+    names = [vocab.name, *(_BESIDE if vocab.name == "vocab.txt" else ())]
+    there = next((vocab.with_name(name) for name in names if vocab.with_name(name).is_file()), None)
+    if there is not None and owner is not None:
+        what = "vocabulary" if there == vocab else "tokenizer"
+        raise InputError(f"{there}: expected a new file, got the {what} that {owner} beside it was made with")

@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import hardware
 from ..errors import InputError
 from ..result_files import write_json
-from ..tasks.config import NEUTRAL
+from ..tasks.config import NEUTRAL, TaskOptions
 from . import keys, locks, pretrained
 from .definition import RowSpec, Study, TaskSpec, named
 from .pretrained import Wanted
@@ -31,6 +31,8 @@ def _is_guess(value: object) -> bool:
 _HOLDS = {"guess": _is_guess, "rows": _are_rows, "tokens": keys.is_finite}
 # Options that are not in a cell's key. Micro-batches are in it, since their rounding and dropout change the figures.
 _NEUTRAL = NEUTRAL - {"accumulate"}
+# Options that say where a file has its texts and labels.
+_COLUMNS = ("text_columns", "label_column", "label_columns", "label_separator")
 # Fields of a task that are not in a cell's key: they change no figure, or the key has what they refer to.
 _NOT_IN_KEY = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 
@@ -94,15 +96,17 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
     }
     if dev is None:
         determines["held out"] = "sources"  # earlier versions held out single rows, and so other ones
+    if any(recipe[name] is not None for name in _COLUMNS):
+        determines["columns"] = "read"  # earlier versions read the task's own columns all the same
     return Cell(row.name, seed, task, model, step, train, dev, keys.digest(determines), cache)
 
 
 def rows_of(cell: Cell) -> tuple:
-    """The task and the rows to train and to evaluate on.
+    """The task, with the cell's options, and the rows to train and to evaluate on.
 
     Raises:
         DataError: a file is damaged.
-        InputError: the task has no such metric, or there is no such task.
+        InputError: the task has no such metric, there is no such task, or an option does not fit it.
     """
     from ..tasks import registry
     from ..tasks.batching import evenly, hold_out
@@ -113,7 +117,10 @@ def rows_of(cell: Cell) -> tuple:
         raise InputError(f"task {spec.column}: metric must be one of {', '.join(task.metrics)}, got {spec.metric!r}")
     if spec.features is not None:
         _check_features(spec)
-    train, dev = _read(spec.task, cell.train, cell.dev)
+    config = spec.config(cell.seed)
+    with named(f"task {spec.column}"):
+        task.configure(config)
+    train, dev = _read(spec.task, task_options(config), cell.train, cell.dev)
     if dev is None:
         with named(f"task {spec.column}"):
             train, dev = hold_out(train, spec.dev_share, task.sources)
@@ -134,12 +141,18 @@ def _check_features(spec: TaskSpec) -> None:
         )
 
 
+def task_options(config: TaskOptions) -> tuple[tuple[str, object], ...]:
+    """The options of a task by name, on which its rows may depend, as a value that can be hashed."""
+    return tuple((name, getattr(config, name)) for name in TaskOptions.__dataclass_fields__)
+
+
 @functools.lru_cache(maxsize=16)
-def _read(name: str, train: Path, dev: Path | None) -> tuple[list, list | None]:
+def _read(name: str, options: tuple, train: Path, dev: Path | None) -> tuple[list, list | None]:
     from ..tasks import registry
     from ..tasks.base import require_labels
 
     task = registry.get(name)
+    task.configure(TaskOptions(**dict(options)))
     rows = task.read(train)
     require_labels(task, rows, train)
     rows = task.for_training(rows, train)
@@ -174,7 +187,6 @@ def _compute(cell: Cell) -> dict:
     pretrained.check_weights(cell.model, cell.step)
     task, train, dev = rows_of(cell)
     config = spec.config(cell.seed)
-    task.configure(config)
     torch.manual_seed(cell.seed)  # for the new head
     with warnings_held(), _folder(cell) as folder:
         if spec.features is not None:

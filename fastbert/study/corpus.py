@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,8 @@ _log = logging.getLogger("fastbert")
 def prepared(study: Study, cache: Path) -> Path:
     """The data directory for a study's corpus, vocabulary and held-out share. It is made if it does not exist or, with
     a warning, if a file in it is missing or truncated."""
-    source = {"builtin": _builtin_digest()} if study.corpus == (BUILTIN,) else _files(study.corpus)
+    files = tuple(map(os.path.expanduser, study.corpus))  # those in a YAML file were not read by a shell
+    source = {"builtin": _builtin_digest()} if files == (BUILTIN,) else _files(files)
     how = {"vocab_size": study.vocab_size, "lowercase": study.lowercase, "heldout": study.heldout, "maths": keys.MATHS}
     out = cache / "data" / keys.digest({**how, **source})
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,7 @@ def prepared(study: Study, cache: Path) -> Path:
             _log.warning("%s: the data are made again", damage)
             shutil.rmtree(out)
         if not out.is_dir():
-            documents = _documents(study.corpus)
+            documents = _documents(files)
             texts = [sentence for _, sentences in documents for sentence in sentences]
             tokenizer = train_wordpiece(texts, study.vocab_size, study.lowercase)
             prepare(documents, tokenizer, out, heldout=study.heldout, num_workers=1)

@@ -94,7 +94,7 @@ class Study:
 
     Args:
         name, title, about: the texts of the report.
-        source: the file from which it was read.
+        source, text: the file from which it was read, and what stood in it then.
         corpus: "builtin", or text files as for `fastbert prepare`.
         vocab_size, lowercase, heldout: the settings of the vocabulary, and the held-out share of the documents.
         data_dir: the directory of the tasks' files.
@@ -107,6 +107,7 @@ class Study:
     name: str
     scale: str
     source: str = ""
+    text: str = ""
     title: str = ""
     about: str = ""
     corpus: tuple[str, ...] = (BUILTIN,)
@@ -131,6 +132,8 @@ class Study:
         if values.get("steps") is None:
             raise InputError(f"{where}: expected steps in pretrain, so that every row does as much, got none")
         values |= {"data": os.fspath(data), "out": os.fspath(out), "seed": seed, "resume": "auto"}
+        if isinstance(values.get("model"), str):  # perhaps a directory
+            values["model"] = os.path.expanduser(values["model"])
         samples = values.get("samples") or {}
         if not isinstance(samples, dict):
             raise InputError(f"{where}: expected samples in pretrain, a mapping of options, got {samples!r:.60}")
@@ -149,7 +152,7 @@ class Study:
 
     def file(self, path: str) -> Path:
         """The path of a task's file. Raises InputError if it does not exist."""
-        found = Path(self.data_dir) / path
+        found = Path(os.path.expanduser(self.data_dir)) / os.path.expanduser(path)  # no shell has read them
         if not found.is_file():
             raise InputError(f"study {self.name} needs {found}, found no such file: --data-dir says where task data is")
         return found

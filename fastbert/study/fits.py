@@ -42,7 +42,6 @@ def check_lengths(cell: Cell, tokenizer: Tokenizer) -> None:
 
     config, settings = cell.task.config(cell.seed), None
     task, *parts = rows_of(cell)
-    task.configure(config)
     if cell.model.static is None and cell.task.features is None:
         _, settings = model_settings(cell.model.config, None)
         if hasattr(settings, "extract_token_id"):  # the fine-tuning sets them; here only the number matters

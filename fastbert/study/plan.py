@@ -16,7 +16,6 @@ from ..train.model_and_data import open_data
 from ..wording import counted, duration
 from . import cells
 from .cells import Cell
-from .definition import TaskSpec
 from .pretrained import Wanted
 from .run import Work
 
@@ -142,7 +141,7 @@ def _open(directory: str, samples):
 
 def _finetuning(cell: Cell, rate: float, data: Path) -> Part:
     config = cell.task.config(cell.seed)
-    train, dev = _tokens(dataclasses.replace(cell.task, column="", paper="", features=None), cell, data)
+    train, dev = _tokens(cell, data)
     trained, looked_at = train * config.epochs, dev * (config.epochs + 1)
     if cell.task.features is None:
         seconds = (trained + looked_at * _FORWARD) / rate
@@ -155,13 +154,13 @@ def _finetuning(cell: Cell, rate: float, data: Path) -> Part:
 _known_tokens: dict[tuple, tuple[int, int]] = {}
 
 
-def _tokens(spec: TaskSpec, cell: Cell, data: Path) -> tuple[int, int]:
-    """The tokens of the training and of the dev rows of a task, with the study's own vocabulary."""
-    place = (spec.task, cell.train, cell.dev, spec.dev_share, spec.train_rows, spec.dev_rows, str(spec.finetune), data)
+def _tokens(cell: Cell, data: Path) -> tuple[int, int]:
+    """The tokens of the training and of the dev rows of a cell, with the study's own vocabulary."""
+    spec, config = cell.task, cell.task.config(cell.seed)
+    place = (spec.task, cell.train, cell.dev, spec.dev_share, spec.train_rows, spec.dev_rows, data)
+    place += (config.max_seqlen, cells.task_options(config))
     if place not in _known_tokens:
-        task, train, dev = cells.rows_of(dataclasses.replace(cell, task=spec))
-        config = spec.config(cell.seed)
-        task.configure(config)
+        task, train, dev = cells.rows_of(cell)
         tokenizer = load_tokenizer(data)
         _known_tokens[place] = tuple(
             sum(example.num_tokens for example in task.encode(rows, tokenizer, config.max_seqlen))

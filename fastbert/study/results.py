@@ -6,9 +6,9 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..errors import InputError
+from ..wording import in_utf8
 from . import compare
 from .cells import Cell
 from .compare import Figure
@@ -39,9 +39,9 @@ def collect(work: Work, command: str) -> dict:
         "about": study.about,
         "scale": study.scale,
         "seeds": list(study.seeds),
-        "file": Path(study.source).read_text(encoding="utf-8"),
+        "file": study.text,
         "pretrain": study.pretrain,
-        "corpus": list(study.corpus),
+        "corpus": list(map(in_utf8, study.corpus)),
         "data": work.data.name,
         "unigram_loss": unigram_loss(work.data),
         "rows": [

@@ -68,9 +68,10 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
     if scale not in SCALES:
         raise InputError(f"a scale is one of {', '.join(SCALES)}, got {scale!r}")
     values = _at_scale(read_yaml(path), scale, str(path))
+    text = path.read_text(encoding="utf-8-sig")  # for the report: hours later the file may be another one
     values |= {name: value for name, value in given.items() if value is not None}
     defaults = _at_scale(read_yaml(_HERE / "defaults.yaml"), scale, "defaults.yaml")
-    known = {f.name for f in dataclasses.fields(Study)} - {"scale", "source"} | {"at"}
+    known = {f.name for f in dataclasses.fields(Study)} - {"scale", "source", "text"} | {"at"}
     unknown = set(values) - known
     if unknown:
         raise InputError(f"{path}: unknown key {', '.join(sorted(map(str, unknown)))}; known are {_listed(known)}")
@@ -83,7 +84,7 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
     merged |= fitted_options({name: value for name, value in merged.items() if name in _PLAIN}, Study, path)
     merged["seeds"] = tuple(merged["seeds"]) if isinstance(merged["seeds"], (list, tuple)) else (merged["seeds"],)
     merged.setdefault("name", path.stem)
-    study = Study(scale=scale, source=str(path), rows=rows, tasks=tasks, **merged)
+    study = Study(scale=scale, source=str(path), text=text, rows=rows, tasks=tasks, **merged)
     _check(study, path)
     return study
 
@@ -228,8 +229,19 @@ def _check_row(study: Study, row: RowSpec, path: Path) -> None:
     if study.perplexity and (row.static is not None or not predicts_words(config)):
         what = "static vectors have" if row.static is not None else "a model that predicts no words has"
         raise InputError(f"{path}, row {row.name!r}: {what} no perplexity, expected another model")
-    for task in study.tasks:
-        study.task_of(row, task).config(study.seeds[0])
+    tasks = [study.task_of(row, task) for task in study.tasks]
+    for task in tasks:
+        task.config(study.seeds[0])
+    _check_reach(row, tasks, f"{path}, row {row.name!r}, task")
+
+
+def _check_reach(row: RowSpec, tasks: Sequence[TaskSpec], where: str) -> None:
+    """Raises InputError for options of a row that none of its columns reads: they would change nothing."""
+    on_features = [task.features is not None for task in tasks]
+    if row.task.get("finetune") and all(on_features):
+        raise InputError(f"{where}: expected feature_finetune, since features are in every column, got finetune")
+    if row.task.get("feature_finetune") and not any(on_features):
+        raise InputError(f"{where}: expected finetune, since features are in no column, got feature_finetune")
 
 
 def _listed(values) -> str:

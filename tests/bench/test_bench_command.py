@@ -1,10 +1,14 @@
 """`fastbert bench`: bad options in one sentence, and the data benchmark end to end."""
 
 import json
+import re
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
-from fastbert.bench import plot
+from fastbert.bench import plot, pool
 from fastbert.bench import run as bench_run
 from fastbert.cli import main as cli
 
@@ -49,6 +53,32 @@ def test_bad_options_are_one_sentence(options, sentence, capsys):
     assert cli.main(["bench", *options]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"fastbert: {sentence}")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's loader says what it does not preload")
+def test_a_library_that_would_not_be_preloaded_is_refused(tmp_path, capsys, monkeypatch):
+    """The loader would go on without it, and rows would be called "+ preload" that are not."""
+    monkeypatch.setattr(bench_run, "Session", lambda *_: pytest.fail("it began to measure"))
+    library = re.search(r"/\S+/libc[.-]\S+", Path("/proc/self/maps").read_text())[0]
+    script, short = tmp_path / "script.so", tmp_path / "short.so"
+    script.write_text("no library, but long enough for a header of one. " * 2)
+    short.write_bytes(b"")
+    apart = [tmp_path / name / "lib.so" for name in ("of two words", "before:after")]
+    for path in apart:
+        path.parent.mkdir()
+        shutil.copy(library, path)
+    reasons = {script: "invalid ELF header", short: "file too short"}
+    reasons |= dict.fromkeys(apart, "LD_PRELOAD ends paths at these")
+    for path, reason in reasons.items():
+        options = ["inference", "--quick", "--preload", str(path), "--out", str(tmp_path / "out")]
+        assert cli.main(["bench", *options]) == 2
+        said = "--preload: expected a library that LD_PRELOAD takes (no blanks or colons in its path), got"
+        assert capsys.readouterr().err.endswith(f"fastbert: {said} {path}: {reason}\n")
+    assert pool.why_not_preloaded(library) is None
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert pool.why_not_preloaded(library) == "a Python with it ended with status 3"
 
 
 def test_nothing_is_measured_that_cannot_be_written(tmp_path, capsys, monkeypatch):

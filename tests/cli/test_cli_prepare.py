@@ -129,6 +129,24 @@ def test_the_vocabulary_of_a_model_or_of_data_is_not_replaced(corpus, tmp_path, 
     assert (tmp_path / "vocab.txt").read_bytes() == kept
 
 
+@pytest.mark.parametrize("owner", ["config.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model"])
+def test_a_tokenizer_without_a_vocab_txt_is_not_replaced(corpus, tmp_path, capsys, owner, name):
+    """As of GPT-2 and RoBERTa, and of data of byte pairs; a new vocab.txt would also be read in place of vocab.json."""
+    (tmp_path / name).write_text("a model's")
+    (tmp_path / owner).write_text("{}")
+    command = ["vocab", str(corpus), "--size", "300", "--out"]
+    for out in (tmp_path, tmp_path / "vocab.txt"):
+        assert main([*command, str(out)]) == 2
+        said = f"{tmp_path / name}: expected a new file, got the tokenizer that {owner} beside it was made with"
+        assert said in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path != corpus} == {
+        name: "a model's",
+        owner: "{}",
+    }
+    assert main([*command, str(tmp_path / "own.txt")]) == 0  # nothing reads it unasked
+
+
 def test_vocab_gives_the_same_bytes_twice(corpus, tmp_path):
     paths = [tmp_path / f"vocab{number}.txt" for number in range(3)]
     for path in paths:

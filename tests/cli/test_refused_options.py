@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tiny_bert
 
 from fastbert.cli.main import main
+from fastbert.train import recipes
+from fastbert.train.config import PretrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,41 @@ def test_options_that_change_something_are_taken(model, tmp_path, monkeypatch, c
 def test_a_threshold_is_a_number(capsys):
     given = ["evaluate", "squad2", "--data", "dev.json", "--predictions", "predictions.json", "--na-prob", "odds.json"]
     assert "--na-prob-threshold must be a number, got nan" in refused(capsys, *given, "--na-prob-threshold", "nan")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "nvlamb --warmup 0.1",
+        "nvlamb --samples.max-seqlen 256",
+        "nvlamb --samples.max-predictions 40",
+        "paper --samples.max-seqlen 256",
+        "paper --samples.max-predictions 40",
+    ],
+)
+def test_pretrain_refuses_what_every_phase_sets(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    said = f"{words.partition(' ')[2]} would change nothing: every phase of the file sets its own"
+    assert said in refused(capsys, "pretrain", "--recipe", *words.split(), "--data", "DATA", "--out", "RUN")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--recipe paper --warmup 0.02",  # the run's schedule goes through all phases
+        "--recipe day --samples.max-predictions 40",
+        "--recipe nvlamb --samples.max-seqlen 128 --warmup 0.01",  # the recipe's, and the default
+        "--config config.yaml --resume auto",
+        "--config config.yaml --resume auto --warmup 0.3 --samples.max-predictions 40",
+    ],
+)
+def test_pretrain_takes_what_a_phase_lacks_and_what_the_file_says(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    config = PretrainConfig.from_yaml(recipes.path("nvlamb"))
+    of_run = replace(config, warmup=0.3, samples=replace(config.samples, max_predictions=40))
+    (tmp_path / "config.yaml").write_text(of_run.to_yaml())
+    assert "DATA" in refused(capsys, "pretrain", *words.split(), "--data", "DATA", "--out", "RUN")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])

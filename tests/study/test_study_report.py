@@ -100,6 +100,34 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_computed(pla
     assert not (tmp_path / "cache" / "models").exists()
 
 
+def test_the_report_has_the_file_as_it_was_when_it_was_read(place, done):
+    """A study runs for hours, in which its file may be changed for the next one."""
+    (place / "before.yaml").write_bytes(b"\xef\xbb\xbf" + study_runs.TINY.replace("\n", "\r\n").encode())
+    study = study_runs.read(place, "before.yaml")
+    (place / "before.yaml").unlink()
+    assert results.collect(run.work_of(study, done[0]), "the command")["file"] == study_runs.TINY
+    (place / "text.yaml").write_text(f"text: it\n{study_runs.TINY}")
+    with pytest.raises(InputError, match="unknown key text; known are"):
+        study_runs.read(place, "text.yaml")
+
+
+def test_names_that_are_not_utf8_are_in_the_report(place, done, tmp_path, monkeypatch):
+    """From a command line in another encoding; only names of files are so, and each is read by its bytes."""
+    try:
+        files = shutil.copytree(place, tmp_path / "T\udce9")
+    except OSError:
+        pytest.skip("the file system takes no such names")
+    names = ["--data-dir", str(files), "--corpus", str(files / "corpus.txt"), "--out", str(tmp_path / "o\udce9")]
+    command = ["study", str(place / "tiny.yaml"), *names, "--cache", str(done[0])]
+    monkeypatch.setattr("sys.argv", ["fastbert", *command])
+    assert main(command) == 0
+    found = json.loads((tmp_path / "o\udce9" / "tiny-smoke" / "results.json").read_text())
+    escaped = str(files).replace("\udce9", r"\udce9")
+    assert found["corpus"] == [f"{escaped}/corpus.txt"]
+    assert f"--data-dir '{escaped}'" in found["measured"]["command"]
+    assert f"Corpus: {escaped}/corpus.txt," in (tmp_path / "o\udce9" / "tiny-smoke" / "report.md").read_text()
+
+
 def test_a_row_that_predicts_no_words_has_no_loss(place, tmp_path):
     head, tail = study_runs.TINY.index("rows:"), study_runs.TINY.index("tasks:")
     rows = "rows:\n  - {name: sentences alone, pretrain: {samples: {mlm_probability: 0.0, nsp: true}}}\n"

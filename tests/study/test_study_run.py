@@ -351,7 +351,7 @@ GPT = "model: gpt-2x32x2, init: bert, samples: {objective: causal, nsp: false}"
         ("task: {finetune: {auxiliary_lm: 0.5}}", "auxiliary_lm is a loss of a GPT that is fine-tuned"),
         ("task: {finetune: {max_seqlen: 5000}}", "max_seqlen must be at most the model's 512, got 5000"),
         ("pretrain: {token_budget: 8}", "row 'r': token_budget must hold a sample of max_seqlen 32 tokens, got 8"),
-        (f"pretrain: {{{GPT}}}, task: {{features: last, finetune: {{bilstm: 8}}}}", None),
+        (f"pretrain: {{{GPT}}}, task: {{features: last, feature_finetune: {{bilstm: 8}}}}", None),
         (
             "pretrain: {model: gpt-2x32x2, init: bert}",
             "needs samples of objective causal and nsp false, got mlm and nsp true",

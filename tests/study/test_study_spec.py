@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import study_runs
 import yaml
 
 from fastbert.errors import InputError
-from fastbert.study import spec
+from fastbert.study import corpus, spec
 from fastbert.tasks.config import RECIPES
 
 # Devlin et al. 2019, table 8: shares of [MASK], same and random, and the three columns.
@@ -180,6 +181,16 @@ NER = {"task": "ner"}
             "row 'full': a model that predicts no words has no perplexity",
         ),
         ({"corpus": ["builtin", "mine.txt"]}, (), "expected corpus, builtin alone or text files, got both"),
+        (
+            {"rows": [{**ROW, "task": {"features": "last", "finetune": {"lr": 1e-2}}}]},
+            (),
+            "row 'full', task: expected feature_finetune, since features are in every column, got finetune",
+        ),
+        (
+            {"rows": [{**ROW, "task": {"feature_finetune": {"lr": 1e-2}}}]},
+            (),
+            "row 'full', task: expected finetune, since features are in no column, got feature_finetune",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, changes, drop, sentence):
@@ -187,6 +198,26 @@ def test_a_mistake_is_one_sentence(tmp_path, changes, drop, sentence):
         study(tmp_path, changes, drop)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_row_may_have_the_recipes_of_both_kinds_of_columns(tmp_path):
+    both = {"finetune": {"epochs": 4}, "feature_finetune": {"epochs": 5}}
+    changes = {"tasks": {"ner": {}, "on features": {**NER, "features": "last"}}, "rows": [{**ROW, "task": both}]}
+    found = study(tmp_path, changes)
+    assert [found.task_of(found.rows[0], task).config(0).epochs for task in found.tasks] == [4, 5]
+
+
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    files = study_runs.write_files(tmp_path / "files")
+    here = {"data_dir": "~/files", "corpus": "~/files/corpus.txt"}
+    found = study(tmp_path, {**here, "rows": [{**ROW, "pretrain": {"model": "~/model"}}]})
+    assert found.file("tags.txt") == files / "tags.txt"
+    assert dataclasses.replace(found, data_dir="elsewhere").file("~/files/tags.txt") == files / "tags.txt"
+    assert found.pretraining(found.rows[0], 0, "data", "out").model == str(tmp_path / "model")
+    absolute = dataclasses.replace(found, corpus=(str(files / "corpus.txt"),))
+    assert corpus.prepared(found, tmp_path / "cache") == corpus.prepared(absolute, tmp_path / "cache")
+    assert found.corpus == ("~/files/corpus.txt",), "the report has what the file says"
 
 
 def test_a_column_of_the_papers_may_stay_where_no_row_has_figures(tmp_path):
