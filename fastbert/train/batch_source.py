@@ -23,7 +23,7 @@ class BatchSource:
         config: the recipe.
         data: the samples of the run; a phase may have samples of another length.
         world: of n ranks, rank r takes batches r, r + n, ... of one common order.
-        fixed_shape: whether all batches have one shape.
+        fixed_shape: whether all batches have one shape. To change it, set it before `steps_of_run` and `enter`.
 
     Attributes:
         data: the samples of the phase.
@@ -35,7 +35,7 @@ class BatchSource:
     accumulate: int
 
     def __init__(self, config: PretrainConfig, data: PretrainingData, world: World, fixed_shape: bool) -> None:
-        self._config, self._run_data, self._world, self._fixed_shape = config, data, world, fixed_shape
+        self._config, self._run_data, self._world, self.fixed_shape = config, data, world, fixed_shape
         self.place = (0, 0)
 
     def steps_of_run(self) -> int | None:
@@ -71,6 +71,11 @@ class BatchSource:
         """
         self._loader: Iterator[tuple[int, int, PackedBatch]] | None = None
 
+    def return_to(self, place: tuple[int, int]) -> None:
+        """Makes the next step begin at a place again; steps that were taken since count as never taken."""
+        self.place = place
+        self.end_workers()
+
     def next_epoch(self) -> None:
         """Moves to the start of the next epoch, whose samples have not been used yet."""
         self.place = (self.place[0] + 1, 0)
@@ -94,7 +99,7 @@ class BatchSource:
         return len(self.data.batches(epoch, self._phase.token_budget))
 
     def _shaped(self, data: PretrainingData, token_budget: int) -> PretrainingData | BudgetData:
-        return BudgetData(data, token_budget) if self._fixed_shape else data
+        return BudgetData(data, token_budget) if self.fixed_shape else data
 
 
 def of_phase(data: PretrainingData, phase: phases.RunPhase) -> PretrainingData:

@@ -51,6 +51,7 @@ def save(
     keep: int = 2,
     protect: Iterable[int] = (),
     world_size: int = 1,
+    launch: str | None = None,
     more: Callable[[Path], None] | None = None,
 ) -> Path:
     """Writes ``directory/step_N`` and removes older ones.
@@ -63,6 +64,7 @@ def save(
         keep: how many of the newest checkpoints to keep.
         protect: steps whose checkpoints are kept in addition.
         world_size: the number of processes in the training, for the manifest.
+        launch: the start of a launcher that the training belongs to, for the manifest.
         more: called with the checkpoint's directory, to write further files, which the manifest then lists too.
 
     Returns:
@@ -97,6 +99,8 @@ def save(
                 "fastbert": __version__,
                 "torch": str(torch.__version__),
             }
+            if launch is not None:
+                manifest["launch"] = launch
             write_bytes(temporary / _MANIFEST, json.dumps(manifest, indent=1).encode())
             flush(temporary)
             # An older one of the same step is set aside here, and removed by pruning.
@@ -257,6 +261,11 @@ def newest(directory: str | os.PathLike) -> Path | None:
             f"{directory}: none of its {len(skipped)} checkpoints is valid; the first: {skipped[0][1]}"
         )
     return found
+
+
+def launch_of(path: Path) -> str | None:
+    """The ``launch`` with which a checkpoint that verifies was saved."""
+    return json.loads((path / _MANIFEST).read_bytes()).get("launch")
 
 
 def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:

@@ -77,10 +77,12 @@ def joined(always: bool = False) -> Iterator[World]:
         always: opens a group even for one process, which DeepSpeed needs.
 
     Raises:
-        InputError: there is no GPU for this process on a machine with GPUs, or the processes cannot connect.
+        InputError: there is no GPU for this process on a machine with GPUs, or nothing says which, or the processes
+            cannot connect.
         RankLost: while the block ran, another process died or stopped answering.
     """
     if dist.is_available() and dist.is_initialized():  # by whoever calls us as a library; the group is theirs
+        _check_said(current())
         with _told_of_loss(current()) as world:
             yield world
         return
@@ -90,6 +92,7 @@ def joined(always: bool = False) -> Iterator[World]:
         return
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
+        _check_said(world)
         if not 0 <= world.local_rank < gpus:
             raise InputError(f"LOCAL_RANK must be the number of one of the {gpus} GPUs here, got {world.local_rank}")
         torch.cuda.set_device(world.local_rank)
@@ -108,6 +111,17 @@ def joined(always: bool = False) -> Iterator[World]:
     finally:
         if unsaid:
             os.environ.pop("LOCAL_RANK", None)
+
+
+def _check_said(world: World) -> None:
+    """Raises InputError if it is not known which of a machine's GPUs a process has: all would take the first one."""
+    if world.size > 1 and "LOCAL_RANK" not in os.environ and torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        if gpus > 1:
+            raise InputError(
+                f"LOCAL_RANK must say which of the {gpus} GPUs here rank {world.rank} of {world.size} processes trains "
+                "on, as torchrun and deepspeed do (under srun: LOCAL_RANK=$SLURM_LOCALID), got none"
+            )
 
 
 def _meet(backend: str, world: World) -> None:
@@ -182,18 +196,25 @@ def _told_of_loss(world: World) -> Iterator[World]:
     except RuntimeError as error:
         if world.size == 1 or not lost_a_rank(error):
             raise
-        if "timed out" in str(error).lower():
-            what = f"has not answered in time ({_first_line(error)})"
-        else:
-            what = "has ended, and its own message says why"
-        raise RankLost(
-            f"rank {world.rank} stops because another of the {world.size} processes of this run {what}; go on with "
-            "--resume auto"
-        ) from error
+        text, another = str(error).lower(), f"another of the {world.size} processes of this run"
+        if "timed out" in text:
+            what = f"{another} has not answered in time ({_first_line(error)})"
+        elif any(words in text for words in _ENDED):
+            what = f"{another} has ended, and its own message says why"
+        else:  # each rank may have the same error, and no other message says why
+            what = f"the {world.size} processes of this run failed to exchange data ({_first_and_last_line(error)})"
+        raise RankLost(f"rank {world.rank} stops because {what}; go on with --resume auto") from error
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _first_and_last_line(error: BaseException) -> str:
+    """Where it happened and, in the messages of NCCL, the cause; without the addresses in torch that may follow."""
+    text = str(error).partition("\nException raised from ")[0]
+    lines = [line.strip().rstrip(".:") for line in text.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(f"{line:.300}" for line in (lines[0], lines[-1]))) if lines else "no reason given"
 
 
 def device(world: World) -> torch.device:
@@ -252,6 +273,17 @@ def on_each_machine(world: World, call: Callable[[], object]) -> None:
             raise told
 
 
+def launch() -> str | None:
+    """The name that torchrun gives to a start of itself; None without it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
+
+
+def restarted(world: World) -> bool:
+    """Whether torchrun has ended and started the processes again; on every rank, since each machine has its own count
+    of it."""
+    return any(gathered(world, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
+
+
 def gathered(world: World, value: Result) -> list[Result]:
     """The values of all ranks, in the order of the ranks, on every rank."""
     told: list = [value] * world.size
@@ -303,14 +335,15 @@ class RankLost(FastbertError):
 
 
 # Parts of the messages of gloo, NCCL and torch's store if the other end of a connection is gone.
-_GONE = (
-    "connection closed by peer",
+_ENDED = (
+    "connection closed by",
+    "connection was likely closed",
     "connection reset by peer",
     "broken pipe",
     "remote process exited",
-    "gloo",
-    "nccl",
 )
+# Parts of all their messages.
+_GONE = (*_ENDED, "gloo", "nccl")
 
 
 def lost_a_rank(error: BaseException) -> bool:

@@ -61,16 +61,21 @@ def wanted_in(config: PretrainConfig, engine: LocalEngine) -> bool:
     Raises:
         InputError: ``cuda_graph: on`` with an option, engine, model or device that does not allow captured steps.
     """
-    if config.cuda_graph == "off":
-        return False
-    reason = _option_in_the_way(config, engine)
-    if reason is None and engine.device.type == "cuda":
-        reason = why_not(engine)
-    if config.cuda_graph == "auto":
-        return reason is None and engine.device.type == "cuda"
-    if reason is not None:
+    reason = why_not_wanted(config, engine)
+    if config.cuda_graph == "on" and reason is not None:
         raise InputError(f"cuda_graph: on is not possible: {reason}")
-    return True
+    return reason is None
+
+
+def why_not_wanted(config: PretrainConfig, engine: LocalEngine) -> str | None:
+    """None if a run has steps of fixed shape, otherwise the reason, in words; for ``on``, why it cannot have them."""
+    if config.cuda_graph == "off":
+        return "cuda_graph is off"
+    reason = _option_in_the_way(config, engine)
+    # On a CPU, cuda_graph: on pads the batches all the same.
+    if reason is None and (engine.device.type == "cuda" or config.cuda_graph == "auto"):
+        reason = why_not(engine)
+    return reason
 
 
 def _option_in_the_way(config: PretrainConfig, engine: LocalEngine) -> str | None:

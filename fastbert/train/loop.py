@@ -86,11 +86,9 @@ class PretrainLoop:
         self.agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
         self._run_heldout = heldout
-        self.fixed_shape = graph.wanted_in(config, self.engine)
-        self.batches = BatchSource(config, data, self.engine.world, self.fixed_shape)
-        self.total_steps = self.batches.steps_of_run()
-        self.phases = phases.of_run(config, self.total_steps)
-        self.enter(self.phases[0])
+        wanted = graph.wanted_in(config, self.engine)
+        self.batches = BatchSource(config, data, self.engine.world, wanted)
+        self.shape_batches(wanted)
         dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
         self.peak = flops.measured_peak(self.engine.device, dtype)
         self.window = Window()
@@ -98,6 +96,13 @@ class PretrainLoop:
         self.spikes = SpikeRule(config.spike_sigma, config.spike_window) if config.spike_sigma else None
         self.checkpoints = RunCheckpoints(self)
         self.evaluated_at: int | None = None
+
+    def shape_batches(self, fixed: bool) -> None:
+        """Makes all batches of one shape, or not. An epoch has other batches then, so this begins the run anew."""
+        self.fixed_shape = self.batches.fixed_shape = fixed
+        self.total_steps = self.batches.steps_of_run()
+        self.phases = phases.of_run(self.config, self.total_steps)
+        self.enter(self.phases[0])
 
     def enter(self, phase: phases.RunPhase) -> None:
         """Makes training samples, held-out samples and steps of this phase's size from now on."""
@@ -183,6 +188,8 @@ class PretrainLoop:
             self.console.say(f"nothing is left to train: the run has its {counted(self.step, 'step')}")
         while self.progress < 1.0 and not self._stop_signal():
             self.train_step()
+            if self._agreed_stop is not None:  # before that step, so it was not made
+                return
             watch.alive()
             # The last evaluation comes before the last checkpoint, which records the best model.
             if self.step % self.config.eval_every == 0 or self.progress >= 1.0:
@@ -224,14 +231,22 @@ class PretrainLoop:
         return bool(self.step) and self.step % self.config.eval_every == 0 and self.evaluated_at != self.step
 
     def train_step(self) -> None:
-        """Makes one step and adds its row for steps.jsonl; reports if a line is due."""
+        """Makes one step and adds its row for steps.jsonl; reports if a line is due.
+
+        Several ranks make no step if one of them has been asked to stop: a launcher that has passed the signal on kills
+        them after some seconds, in which they have yet to save.
+        """
         self._advance_phase()
-        window = self.window
+        window, before, place = self.window, self.window.copy(), self.batches.place
         self.engine.timer.begin_step()
         began = time.perf_counter()
         micro = self._next_batches()
         window.data_seconds += time.perf_counter() - began
         labels, pairs, tokens = self._agree(micro)
+        if self._agreed_stop is not None:
+            self.window = before
+            self.batches.return_to(place)
+            return
         lr = phases.learning_rate(self.config, self.phase, self.progress)
         if self.fixed_shape:
             window.grad_norm, window.lr = self._fixed_step(micro, lr), lr

@@ -125,15 +125,18 @@ def _prepare(
     def lock() -> None:
         distributed.on_first(world, lambda: held.enter_context(only_run(run_dir)))
 
+    # Before all else: with other ones, a rank would take part in other collectives than the rest.
+    distributed.same_on_all(world, {"resume": config.resume, "out": config.out})
+    restarted = distributed.restarted(world)
     # Locked before it looks for a checkpoint, which a run that is under way might be writing or removing.
     goes_on = config.resume is not None and distributed.on_first(world, run_dir.is_dir)
     if goes_on:
         lock()
-    resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir))
+    resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir, restarted))
     if data is None:
         data, heldout = open_data(config)
-        if config.verify_data:
-            distributed.on_each_machine(world, data.shards.verify)
+        # All ranks take part, also those of a machine that is not to verify its copy.
+        distributed.on_each_machine(world, lambda: data.shards.verify() if config.verify_data else None)
     deepspeed = deepspeed_of(config)
     distributed.same_on_all(world, _started_with(config, data.shards, deepspeed))
     named = model is None
@@ -154,8 +157,8 @@ def _prepare(
     run_dir.mkdir(parents=True, exist_ok=True)
     if not goes_on:
         lock()
-    if resume_from is not None and config.resume != "auto":
-        _go_back(loop)
+    if resume_from is not None:
+        _go_back(loop, asked=resume_from == Path(config.resume))
     if world.first:
         _write_options(config, run_dir, deepspeed)
     return loop
@@ -173,7 +176,9 @@ def _resume(loop: PretrainLoop, path: Path) -> None:
 def _write_options(config: PretrainConfig, run_dir: Path, deepspeed: dict | None) -> None:
     """Writes config.yaml and, for a run under DeepSpeed, deepspeed.json."""
     remove_unfinished(run_dir)
-    write_whole(run_dir / "config.yaml", config.to_yaml(), CheckpointError)
+    # A run goes back to a step once: who starts it again with this file does not want to lose what came after it.
+    kept = dataclasses.replace(config, resume="auto" if config.resume == "auto" else None)
+    write_whole(run_dir / "config.yaml", kept.to_yaml(), CheckpointError)
     if deepspeed is not None:
         write_whole(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n", CheckpointError)
 
@@ -196,13 +201,20 @@ def _other_options(config: PretrainConfig, path: Path) -> list[str]:
     return arithmetic.differing(before, {name: value for name, value in now.items() if name not in NEUTRAL})
 
 
-def _go_back(loop: PretrainLoop) -> None:
-    """Sets the checkpoints after the requested one aside, so that a later resume does not take one of them for the
-    newest. The model in the run directory may come from one of them too, so it no longer counts as the best."""
+def _go_back(loop: PretrainLoop, *, asked: bool) -> None:
+    """Sets the checkpoints after the one that the run resumes from aside, so that a later resume does not take one of
+    them for the newest, and none that is damaged counts as one of those to keep.
+
+    Args:
+        asked: whether the user asked for this checkpoint, to give up what came after it: the model in the run directory
+            may come from there, so it no longer counts as the best. A run that passes over damaged checkpoints comes to
+            the same model again.
+    """
     directory = loop.run_dir / "checkpoints"
     left = distributed.on_first(loop.engine.world, lambda: checkpoint.leave_behind(directory, loop.step))
     if left:
-        loop.best = {}
+        if asked:
+            loop.best = {}
         loop.console.say(f"left behind, and not removed: {', '.join(path.name for path in left)}")
 
 
@@ -216,9 +228,16 @@ def deepspeed_of(config: PretrainConfig) -> dict | None:
     return configuration(options, config.precision, config.clip)
 
 
-def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
-    """The checkpoint to continue from, or None to start anew. Raises InputError if the directory is not for this run,
-    and CheckpointError if there is no checkpoint that can be read."""
+def _resume_point(config: PretrainConfig, run_dir: Path, restarted: bool) -> Path | None:
+    """The checkpoint to continue from, or None to start anew.
+
+    Args:
+        restarted: whether torchrun has started the processes again, with the same command.
+
+    Raises:
+        InputError: the directory is not for this run.
+        CheckpointError: there is no checkpoint that can be read.
+    """
     check_run_name(run_dir)
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"{run_dir}: expected a directory for the run, got a file")
@@ -226,7 +245,8 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
         _check_new(run_dir)
         return None
     if config.resume != "auto":
-        return _named_checkpoint(Path(config.resume), run_dir)
+        named = _named_checkpoint(Path(config.resume), run_dir)
+        return _not_again(named, run_dir) if restarted else named
     newest = checkpoint.newest(run_dir / "checkpoints")
     if newest is None:
         _check_room(run_dir)
@@ -255,6 +275,20 @@ def _named_checkpoint(path: Path, run_dir: Path) -> Path:
         _check_room(run_dir)
     checkpoint.verify(path)
     return path
+
+
+def _not_again(named: Path, run_dir: Path) -> Path:
+    """The newest checkpoint, if the run has gone back to ``named`` and was then started again: each restart would go
+    back once more. If it has not come as far as a checkpoint since, ``named`` (which it may not have gone back to yet).
+    """
+    directory = run_dir / "checkpoints"
+    if named.resolve().parent != directory.resolve():
+        return named
+    newest = checkpoint.newest(directory)
+    if newest is None or newest.name == named.name or checkpoint.launch_of(newest) != distributed.launch():
+        return named
+    _log.warning("torchrun has started the run again: it goes on from %s, and not back to %s", newest, named)
+    return newest
 
 
 def _has_checkpoints(run_dir: Path) -> bool:

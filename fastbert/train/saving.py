@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
-from . import arithmetic, checkpoint
+from . import arithmetic, checkpoint, distributed, graph
 from .background_save import BackgroundSave
 from .best_model import has_model
 from .window import Window
@@ -58,7 +58,7 @@ class RunCheckpoints:
             self.saved_at = loop.step
             return
         options = {"keep": loop.config.keep, "protect": [loop.best["step"]] if loop.best else []}
-        options["world_size"] = loop.engine.world.size
+        options |= {"world_size": loop.engine.world.size, "launch": distributed.launch()}
         directory = loop.run_dir / "checkpoints"
 
         def write() -> None:
@@ -166,12 +166,18 @@ class RunCheckpoints:
             raise CheckpointError(
                 f"{path}: expected a model of {heads} attention heads, as it was trained, got one of {_heads(loop)}"
             )
+        # On several processes steps are not captured: a run that began there goes on as it began.
+        unpadded = loop.fixed_shape and loop.config.cuda_graph == "auto" and "cuda_graph" not in state["order"]
+        if unpadded:
+            loop.shape_batches(False)
         if not state["phase"] < len(loop.phases):
             raise CheckpointError(
                 f"{path}: is of phase {state['phase'] + 1} of its run, and this run has {len(loop.phases)}"
             )
         loop.enter(loop.phases[state["phase"]])
         self._check_order(path, state["order"])
+        if unpadded:
+            loop.console.say(f"{path}: its batches have any shape, and so will those to come, without a CUDA graph")
         loop.engine.restore(path, tensors, state)
         world = loop.engine.world
         arithmetic.warn_of_others(path, state["computed_with"], arithmetic.computed_with(world), world)
@@ -184,7 +190,7 @@ class RunCheckpoints:
         if loop.spikes and state["spikes"]:
             loop.spikes.restore(state["spikes"])
         # The best model so far is not in a new run directory.
-        loop.best = state["best"] if has_model(loop.run_dir) else {}
+        loop.best = distributed.on_first(world, lambda: state["best"] if has_model(loop.run_dir) else {})
 
     def _order(self) -> dict:
         """What decides which tokens are in which batch; with another order, the saved place in it means nothing."""
@@ -197,6 +203,8 @@ class RunCheckpoints:
 
     def _check_order(self, path: Path, saved: dict) -> None:
         now_all = self._order()
+        if saved.get("cuda_graph") != now_all.get("cuda_graph"):
+            raise CheckpointError(f"{path}: {self._other_shape()}")
         for name in now_all | saved:
             now = now_all.get(name)
             if saved.get(name) != now:
@@ -204,6 +212,20 @@ class RunCheckpoints:
                     f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.100}, since its place "
                     f"in the data depends on it, got {now!r:.100}; to change it, start a new run from its model"
                 )
+
+    def _other_shape(self) -> str:
+        """Why a place among batches of one shape means nothing among others, or the reverse, and how to go on."""
+        loop = self._loop
+        if loop.fixed_shape:
+            return (
+                "its batches have any shape, got --cuda-graph on, which pads them to one; go on with --cuda-graph "
+                "auto, or start a new run from its model"
+            )
+        return (
+            "its batches have one shape, as CUDA graphs need (--cuda-graph on, or auto on one GPU), and those of this "
+            f"run would not: {graph.why_not_wanted(loop.config, loop.engine)}; go on with --cuda-graph on, in one "
+            "process, or start a new run from its model (with --cuda-graph off it may change its number of processes)"
+        )
 
 
 def _heads(loop: PretrainLoop) -> int | None:

@@ -235,6 +235,31 @@ def test_more_processes_than_gpus_are_told_in_one_sentence(monkeypatch):
         pass
 
 
+def test_processes_that_do_not_know_their_gpu_are_told_in_one_sentence(monkeypatch):
+    """All of them took the first one, and NCCL's error said that another process had ended."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    told = (
+        r"LOCAL_RANK must say which of the 8 GPUs here rank 1 of 2 processes trains on, .*=\$SLURM_LOCALID\), got none"
+    )
+    with pytest.raises(InputError, match=told), joined():
+        pass
+    with monkeypatch.context() as patch:  # a group that was opened by the caller
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        patch.setattr(torch.distributed, "get_rank", lambda: 1)
+        patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(InputError, match=told), joined():
+            pass
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task 1: each sees its own
+    with pytest.raises(InputError, match="MASTER_ADDR and MASTER_PORT must say"), joined():
+        pass
+
+
 def test_of_the_time_ranks_take_the_first_ones_clock():
     """It is agreed on by a sum: of all ranks' clocks that would be time that nobody trained."""
     given = []

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pretraining_runs import assert_same_run, checkpoint_of
+from pretraining_runs import assert_same_run, checkpoint_of, stop_after
 
 from fastbert import BertConfig, BertForPreTraining, optim
 from fastbert.data.budget import BudgetData, real
@@ -207,6 +207,7 @@ def test_where_a_graph_can_be_had(recipe, tiny_model, monkeypatch):
     assert graph.wanted_in(recipe(), engine)
     monkeypatch.setattr(engine, "__class__", type("OfSeveral", (LocalEngine,), {}))
     assert not graph.wanted_in(recipe(), engine)
+    assert graph.why_not_wanted(recipe(), engine) == "steps of several processes are not captured"
     monkeypatch.setattr(engine, "__class__", LocalEngine)
     assert not graph.wanted_in(recipe(activation_checkpointing=True), engine)
     monkeypatch.setattr(graph, "why_not", lambda device: "the kernels are not there")
@@ -236,8 +237,33 @@ def test_a_run_says_what_pads_cost_and_resumes_to_the_bit(recipe, tmp_path):
         pretrain(parts, callbacks=[stop], quiet=True)
     pretrain(replace(parts, resume="auto"), quiet=True)
     assert_same_run(tmp_path / "parts", tmp_path / "whole", 6)
-    with pytest.raises(CheckpointError, match="expected the cuda_graph that it was trained with"):
-        pretrain(replace(parts, resume="auto", cuda_graph="off"), quiet=True)
+    for changes, reason in (
+        ({"cuda_graph": "off"}, "cuda_graph is off"),
+        ({"cuda_graph": "auto", "spike_sigma": 6.0}, "spike_sigma needs the loss of a step"),
+        ({"cuda_graph": "auto"}, "CUDA graphs need a CUDA device"),
+    ):
+        told = f"its batches have one shape, .* would not: {reason}.*; go on with --cuda-graph on, in one process, or "
+        with pytest.raises(CheckpointError, match=told):
+            pretrain(replace(parts, resume="auto", **changes), quiet=True)
+
+
+def test_where_a_graph_could_be_had_a_run_without_one_goes_on_without(recipe, tmp_path, monkeypatch, capsys):
+    """It began on several processes, say. By epochs, which have as many steps as there are batches."""
+    options = {"steps": None, "epochs": 2.0, "dropout": 0.1}
+    whole = pretrain(recipe(**options, out=str(tmp_path / "whole")), quiet=True)
+    parts = recipe(**options, out=str(tmp_path / "parts"))
+    pretrain(parts, callbacks=[stop_after(3)], quiet=True)
+    monkeypatch.setattr(graph, "wanted_in", lambda config, engine: config.cuda_graph != "off")
+    padded = recipe(**options, out=str(tmp_path / "padded"))
+    assert pretrain(padded, quiet=True).steps != whole.steps, "else it would not matter of which batches an epoch is"
+    told = "its batches have any shape, got --cuda-graph on, which pads them to one; go on with --cuda-graph auto, or"
+    with pytest.raises(CheckpointError, match=told):
+        pretrain(replace(parts, resume="auto", cuda_graph="on"), quiet=True)
+    pretrain(replace(parts, resume="auto"))
+    said = capsys.readouterr().out
+    assert said.count("its batches have any shape, and so will those to come, without a CUDA graph\n") == 1
+    assert "steps      batches of any shape" in said
+    assert_same_run(tmp_path / "parts", tmp_path / "whole", whole.steps)
 
 
 def test_pads_are_neither_text_nor_arithmetic(data):
