@@ -17,6 +17,7 @@
 #include "gemm_int8.h"
 #include "isa.h"
 #include "mask.h"
+#include "threads.h"
 
 namespace py = pybind11;
 using namespace fastbert;
@@ -358,6 +359,9 @@ PYBIND11_MODULE(_C, m) {
     m.def("supported_isas", &supported_isas, "The instruction-set levels that run here, best last.");
     m.def("isa", &isa, "The level in use.");
     m.def("set_isa", &set_isa, "Chooses a level for the whole process; ValueError where it cannot run.");
+    m.def(
+        "follow_threads", [](uintptr_t count) { follow_threads(reinterpret_cast<int (*)()>(count)); },
+        "The address of a function that tells how many threads to use.");
     m.def("reduction_chunks", &reduction_chunks, "Chunks that a sum over this many rows is cut into.");
     bind_gelu(m);
     bind_layer_norm(m);

@@ -21,6 +21,7 @@
 #include "gemm_int8.h"
 #include "huge_pages.h"
 #include "isa.h"
+#include "threads.h"
 
 namespace fastbert {
 namespace {
@@ -357,7 +358,7 @@ void Encoder::run_group(const EncoderBatch& batch, const Chosen* chosen, int64_t
 }
 
 void Encoder::run(const EncoderBatch& batch) const {
-    const int threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+    const int threads = most_threads();
     const std::vector<int64_t> bounds = group_bounds(batch, threads);
     const int64_t groups = int64_t(bounds.size()) - 1;
     Chosen sorted;

@@ -147,15 +147,17 @@ template <class T> class Forward {
             if (a_.bias.rows) add_row(s, bias_row(a_, head, first + r, key), n);
             const float highest = row_maximum(s, n), before = m[r];
             m[r] = highest < before ? before : highest;
+            // A bias may hide all keys so far. Less 0 their scores are -inf and their shares 0; less -inf they would be NaN.
+            const float shift = m[r] == -__builtin_inff() ? 0.0f : m[r];
             float total;
             if (a_.dropout.active()) {
                 const KeepBits bits((token + r) * a_.nheads + head, key, num_keys, a_.dropout);
-                total = exponentials<true>(s, n, num_keys, m[r], bits.bytes);
+                total = exponentials<true>(s, n, num_keys, shift, bits.bytes);
             } else {
-                total = exponentials<false>(s, n, num_keys, m[r], nullptr);
+                total = exponentials<false>(s, n, num_keys, shift, nullptr);
             }
             if (key > 0) {
-                const float shrink = exp_of(before - m[r]);
+                const float shrink = exp_of(before - shift);
                 l[r] *= shrink;
                 for (int64_t c = 0; c < a_.head_dim; c += W)
                     store(out + r * LD + c, load(out + r * LD + c) * set(shrink));

@@ -135,9 +135,9 @@ void gemm_int8(const GemmInt8Args& args) {
     job.row_blocks = divide_up(args.m, job.block_rows);
     job.widths = divide_up(w.header->n_padded, job.width);
     const int64_t tasks = job.row_blocks * job.widths;
-    const bool alone = omp_in_parallel() || double(args.m) * args.n * args.k < PARALLEL_PRODUCTS;
-    const int64_t wanted = tasks < omp_get_max_threads() ? tasks : omp_get_max_threads();
-    const int threads = alone ? 1 : int(wanted);
+    const bool alone = double(args.m) * args.n * args.k < PARALLEL_PRODUCTS;
+    const int64_t most = alone ? 1 : most_threads();
+    const int threads = alone ? 1 : int(tasks < most ? tasks : most);
     if (threads == 1) {
         work(job, 0, 1, [] {});
         return;

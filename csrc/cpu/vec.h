@@ -15,6 +15,7 @@
 #include <omp.h>
 
 #include "fastbert.h"
+#include "threads.h"
 
 namespace fastbert {
 namespace FASTBERT_ISA {
@@ -41,7 +42,7 @@ constexpr int64_t PARALLEL_ELEMENTS = 1 << 14;
 
 // The number of threads of a call: no more than are useful, and one within a parallel region.
 inline int threads_for(int64_t useful) {
-    const int most = omp_in_parallel() ? 1 : omp_get_max_threads();
+    const int most = most_threads();
     return int(useful < most ? useful : most);
 }
 

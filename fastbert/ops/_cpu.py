@@ -7,6 +7,8 @@ and their gradients are float32 there, whatever the parameter's own dtype.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Callable, Sequence
 
 import torch
@@ -35,6 +37,18 @@ _is_batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedt
 _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
     hasattr(torch._C, name) for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
 )
+
+
+def _follow_torch() -> None:
+    """Lets the kernels use as many threads as torch in every Python thread. torch tells OpenMP its number of threads in
+    the thread that sets it, and in another only when an op of its own asks there; so the kernels ask torch."""
+    with contextlib.suppress(AttributeError, OSError):  # a torch without at::get_num_threads(): OpenMP's number counts
+        count = ctypes.CDLL(torch._C.__file__)._ZN2at15get_num_threadsEv
+        _native.extension().follow_threads(ctypes.cast(count, ctypes.c_void_p).value)
+
+
+if _native.why_missing() is None:
+    _follow_torch()
 
 
 def why_not_device(*tensors: Tensor | None) -> str | None:
@@ -165,6 +179,11 @@ def is_watched() -> bool:
     return not _WATCHERS_ARE_KNOWN or profiler._is_profiler_enabled or is_traced()
 
 
+def has_dispatch_mode() -> bool:
+    """Whether a `TorchDispatchMode` is active; also True in a release of torch that cannot tell."""
+    return not _WATCHERS_ARE_KNOWN or bool(torch._C._len_torch_dispatch_stack())
+
+
 def is_traced(own_modes: int = 0) -> bool:
     """Whether a mode, a trace or a transform would miss calls that bypass torch's dispatcher; also True in a release of
     torch that cannot tell.
@@ -172,7 +191,7 @@ def is_traced(own_modes: int = 0) -> bool:
     Args:
         own_modes: how many of the active `TorchFunctionMode`s are this package's, which need not see such calls.
     """
-    if not _WATCHERS_ARE_KNOWN or torch._C._len_torch_dispatch_stack():
+    if has_dispatch_mode():
         return True
     if torch._C._len_torch_function_stack() > own_modes:
         return True
@@ -204,6 +223,14 @@ def contiguous_rows(x: Tensor) -> Tensor:
     """(..., C) as (rows, C) with contiguous rows, which need not follow each other."""
     x = x.reshape(rows_and_columns(x)) if x.shape[-1] else x.new_empty(x.shape[:-1].numel(), 0)
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
+
+
+def in_shape(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """The rows that a kernel has written, in the shape of the op's result; for the ``forward`` of an autograd function.
+
+    Not a view, although it is the same memory: autograd would forbid the caller to write to the result in place.
+    """
+    return rows if rows.shape == shape else torch.ops.aten._unsafe_view.default(rows, shape)
 
 
 def span(x: Tensor) -> int:

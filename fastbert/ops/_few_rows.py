@@ -4,7 +4,8 @@
 zeros, its norm was taken, and the optimiser read it and moved all moments (docs/LOG.md says what that cost). Now
 `_in_place.add_rows` creates it in memory that the system provides as it is written, and a note says which chunks have
 rows: the optimisers' CPU kernels do not read the others. torch counts writes to a tensor; after one that is not noted
-here (a user's, autograd's), the whole gradient is read.
+here (a user's, autograd's), the whole gradient is read. It does not count what collectives of several processes write,
+so no gradient is noted in a process of several.
 """
 
 from __future__ import annotations
@@ -55,12 +56,18 @@ def zeros_for(parameter: Tensor, ids: Tensor) -> Tensor:
     """A gradient of zeros for a parameter (V, C) of which the rows ``ids`` will be written; noted if they are few."""
     is_large = parameter.numel() * parameter.element_size() >= _LEAST_BYTES
     plain = parameter.device.type == "cpu" and parameter.is_contiguous() and _native.why_missing() is None
-    if not (plain and is_large and len(ids) * _ROWS_A_TOKEN <= len(parameter)):
+    if not (plain and is_large and len(ids) * _ROWS_A_TOKEN <= len(parameter) and _is_alone()):
         return torch.zeros_like(parameter)
     gradient = untouched_zeros(parameter)
     chunks = -(-gradient.numel() // _native.extension().OPTIMIZER_CHUNK)
     _notes[gradient] = _Note(torch.zeros(chunks, dtype=torch.uint8), _state(gradient))
     return gradient
+
+
+def _is_alone() -> bool:
+    """Whether this process has no group of torch.distributed with others, whose all_reduce could write gradients."""
+    group = torch.distributed
+    return not (group.is_available() and group.is_initialized() and group.get_world_size() > 1)
 
 
 def written_chunks(gradient: Tensor) -> Tensor | None:

@@ -31,7 +31,8 @@ def gradients_in_place(allowed: bool = True) -> Iterator[None]:
     ``.grad``; `torch.autograd.grad` would miss that part. A parameter with hooks stays in the graph.
 
     Between ``backward`` and the optimiser's step a ``.grad`` must be written in ways that torch counts as writes (not
-    through ``.data`` or numpy): what is known to be zero is not read again.
+    through ``.data``, numpy or a library's own collectives): what is known to be zero is not read again. With a process
+    group of torch.distributed nothing is taken to be zero.
 
     Args:
         allowed: False forbids it inside a block that allows it.

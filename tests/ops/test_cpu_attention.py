@@ -95,6 +95,20 @@ def test_a_bias_by_distance(level, name, dtype, p, causal, beyond):
     check(LENGTHS[name], 2, 64, dtype, p, causal, 1.0, beyond)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_that_hides_distant_keys(level, dtype):
+    """The first keys of a long sequence, all that a kernel looks at first, are hidden from its last queries."""
+    length, window = 1100, 40
+    generator = torch.Generator().manual_seed(3)
+    q, k, v, dout = torch.randn(4, length, 2, 16, generator=generator).to(dtype)
+    distance = (torch.arange(2 * length - 1) - (length - 1)).abs()
+    inputs = [q, k, v, torch.zeros(2, 2 * length - 1).masked_fill(distance > window, float("-inf"))]
+    truth = attend([x.double() for x in inputs], (length,), dout.double(), "reference")
+    same, got = attend(inputs, (length,), dout, "reference"), attend(inputs, (length,), dout)
+    for what, a, b, c in zip(RESULTS, got, truth, same, strict=True):
+        assert_close(a, b, c, gradient=what != "out", what=what)
+
+
 def test_what_a_bias_is_told_by_hand(level):
     """Of one score a query, which is the bias alone: a head looks to the left, the other one to the right."""
     zero, v = torch.zeros(3, 2, 8), torch.arange(3.0).view(3, 1, 1).expand(3, 2, 8).contiguous()
@@ -248,6 +262,28 @@ def test_sequences_do_not_touch(level, causal, dtype):
         assert a[:, 2].isnan().all()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize(("lengths", "p"), [((3, 0, 5), 0.3), ((21,), 0.0), ((0, 0), 0.0)])
+def test_tokens_behind_the_last_sequence_get_zeros(backend, lengths, p):
+    """As on a GPU, whatever they are. A `RoomPacking` has them."""
+    tokens, options = sum(lengths), {"dropout": drop(p), "causal": False, "backend": backend}
+    q, k, v, dout = torch.randn(4, tokens + 4, 2, 8)
+    bias = [torch.randn(2, 2 * max(lengths) + 1)] if tokens else []
+    for x in (q, k, v) if tokens else ():
+        x[tokens:] = float("nan")
+    alone = attend([*(x[:tokens] for x in (q, k, v)), *bias], lengths, dout[:tokens], **options)
+    found = attend([q, k, v, *bias], lengths, dout, **options)
+    assert all(map(torch.equal, found[4:], alone[4:])), "the gradient of the bias"
+    for x, expected in zip(found[:4], alone, strict=False):
+        assert torch.equal(x[:tokens], expected)
+        assert not x[tokens:].any()
+    with ops.backend(backend), ops.batch_invariant():
+        x = ops.attention(q, k, v, bounds_of(lengths), max(lengths))
+    assert x.shape == q.shape
+    assert x[:tokens].isfinite().all()
+    assert not x[tokens:].any()
+
+
 def test_nan_and_infinity_show(level):
     q, k, v, dout = torch.randn(4, 6, 1, 16)
     q[2, 0, 3] = float("nan")
@@ -366,7 +402,7 @@ def test_two_python_threads_at_once():
 def test_what_the_kernels_refuse():
     q = torch.randn(10, 2, 8)
     with ops.backend("cpu"):
-        for bad in ([0, 11], [0, 9], [1, 10], [0, 7, 3, 10]):
+        for bad in ([0, 11], [1, 10], [1, 9], [0, 7, 3, 10], [0, 7, 3], [0, -1]):
             with pytest.raises(InputError, match="cu_seqlens must ascend from 0 to the 10 tokens"):
                 ops.attention(q, q, q, torch.tensor(bad, dtype=torch.int32), 10)
         wide = torch.randn(3, 1, 513)

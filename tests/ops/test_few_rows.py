@@ -54,6 +54,16 @@ def test_the_chunks_of_the_rows_are_noted(columns):
     assert _few_rows.written_chunks(parameter.grad).bool().tolist() == has_numbers(parameter.grad)
 
 
+def test_with_other_processes_nothing_is_known(monkeypatch):
+    """torch does not count what a collective writes: rows of other processes would be taken for zero."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for size in (1, 2):
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda size=size: size)
+        parameter = table()
+        add(parameter, [3])
+        assert (_few_rows.written_chunks(parameter.grad) is None) == (size > 1)
+
+
 @pytest.mark.parametrize("write", ["add_", "mul_", "zero_"])
 def test_after_another_write_nothing_is_known(write):
     parameter = table()
