@@ -23,6 +23,7 @@ from ..options import fitted_options
 from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Example, Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
+from ..tasks.encoding import count_cut, say_if_cut
 from ..tasks.predict import Outputs, run_model
 from ..tasks.trained import load_trained, model_directory, trained_with
 from ..wording import counted
@@ -173,6 +174,7 @@ class Trained:
         from ..models.encoders import read_config
 
         self.task, self._token_budget, self._precision = task, options.token_budget, options.precision
+        self._cut = self._rows = 0
         name = task.name
         _check_options(self.task, options)
         self._directory = model_directory(run)
@@ -206,6 +208,10 @@ class Trained:
         self.task.adopt(self._model.config)
         check_fit(self.task, self._tokenizer, self._model.config, self._max_seqlen)
 
+    def say_if_cut(self) -> None:
+        """Warns if many of the rows that were predicted are longer than what was read of them."""
+        say_if_cut(self._cut, self._rows, self._max_seqlen, self._model.config.max_position_embeddings)
+
     def predict(
         self, rows: Sequence[Row], advance: Callable[..., None], whole: bool
     ) -> tuple[list, list[Example], Outputs]:
@@ -217,6 +223,7 @@ class Trained:
             whole: whether these are all rows.
         """
         examples = self.task.encode(rows, self._tokenizer, self._max_seqlen)
+        self._cut, self._rows = self._cut + count_cut(self.task, examples), self._rows + len(rows)
         if whole:
             advance(0, len(examples))
         elif len(examples) != len(rows):  # the bar counts rows, of which one may be several windows
@@ -236,6 +243,7 @@ def evaluate_file(task: Task, run: Path, data: Path, options: PredictOptions) ->
     trained.load()
     with progress(f"{task.name}: predicting", None, "rows") as advance:
         predictions, _, outputs = trained.predict(rows, advance, whole=True)
+    trained.say_if_cut()
     return rows, predictions, outputs.loss
 
 
@@ -275,6 +283,7 @@ def predicted(
                 yield from zip(window, predictions, strict=True)
             if task.streams and count is None:
                 _report_skipped(task, data, kept)
+            trained.say_if_cut()
 
         # Both iterators are advanced together, so tee keeps at most one pair.
         of_rows, of_predictions = itertools.tee(pairs())

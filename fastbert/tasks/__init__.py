@@ -10,8 +10,8 @@ Tasks:
     text_classification, text_multilabel, text_regression
                                              the user's own files
     text, classification, regression         what these share: one label for a text or a pair
-    squad                                    SQuAD 1.1 and 2.0: squad_files, squad_windows, squad_predictions,
-                                             squad_metrics
+    squad                                    SQuAD 1.1 and 2.0: squad_files, squad_answers, squad_windows,
+                                             squad_predictions, squad_metrics
     swag                                     any multiple-choice data set: choice_forms, choice_rows, choice_files,
                                              choice_conversions
     ner                                      tagged words: conll, conll_columns, conll_words, tagging
@@ -23,7 +23,7 @@ Files of rows:
     table_records                            tab-separated or CSV, by the names of columns
     exported, class_labels                   GLUE as data-set hubs export it, and what labels mean there
     labelled, typed                          labels before a text or as a directory; JSON on standard input
-    label_warnings                           labels that are perhaps not what they are taken for
+    label_warnings, parts                    labels that are perhaps not what they are taken for; parts in one table
     column                                   the texts of a file for commands that are no task
     bad_rows                                 rows that cannot be used
 

@@ -66,7 +66,7 @@ class Example:
         row: index of the row among those that were encoded.
         input_ids, token_type_ids: (tokens,) each.
         label: what the loss needs: a class id, a number, or one id per token; None for a row without a label.
-        truncated: whether tokens were cut off.
+        truncated: whether it does not have all tokens of its row: they were cut off, or are in other windows.
         meta: what the task's `decode` needs, such as the tokens' offsets in the text.
         features: where a frozen model's features of this example are stored, a `FeatureFile` and the number in it; or
             None.
@@ -97,6 +97,7 @@ class Task(abc.ABC):
         predicting: whether rows are read to be predicted. If so, a label that the task does not have counts as no label
             instead of making a bad row, and the ids of a file that has them must differ.
         pairs: whether the model reads two texts at a time.
+        in_windows: whether rows that are too long become several examples, so that nothing is cut off.
         streams: whether the prediction for a row does not depend on other rows. Then rows are taken from `rows`, and
             predicted a few at a time.
         label_place: where a file has its labels, in words for messages.
@@ -111,6 +112,7 @@ class Task(abc.ABC):
     bad_rows: BadRows = STRICT
     predicting: bool = False
     pairs: bool = False
+    in_windows: bool = False
     streams: bool = False
     label_place: str = "labels in every row"
     looked_for: LabelColumns | None = None

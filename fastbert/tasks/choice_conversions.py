@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from .choice_forms import FORMS, FULL, REGULAR, SCIQ, form_of
+from .choice_forms import FORMS, FULL, LETTERS, REGULAR, SCIQ, form_of, with_further
 from .files import shorten
 from .hub_files import Record
 
@@ -49,22 +49,24 @@ def _regular(index: int, values: dict[str, Any]) -> dict[str, Any]:
 
 def _of_sciq(index: int, values: dict[str, Any]) -> dict[str, Any]:
     """A row of SciQ with its answers as a list; not every question has a supporting text."""
-    four, place = _placed(index, values["correct_answer"], [values[name] for name in SCIQ[2:]])
-    return {"support": values.get("support", ""), "question": values["question"], "answers": four, "label": place}
+    wrong = [values.get(name) for name in with_further(SCIQ[2:], values)]
+    answers, place = _placed(index, values["correct_answer"], wrong, 1 + len(wrong))
+    return {"support": values.get("support", ""), "question": values["question"], "answers": answers, "label": place}
 
 
-def _placed(index: int, right: Any, wrong: Sequence[Any]) -> tuple[list[Any], int]:
-    """Four endings, and the index of the right one, which depends on the row's number so that all are equally frequent.
+def _placed(index: int, right: Any, wrong: Sequence[Any], count: int = 4) -> tuple[list[Any], int]:
+    """So many endings, and the index of the right one, which depends on the row's number so that all are equally
+    frequent.
 
     Raises:
-        ValueError: there are fewer than four.
+        ValueError: there are fewer.
     """
     wrong = [ending for ending in wrong if ending is not None and str(ending).strip()]
-    place = index % 4
-    four = [*wrong[:place], right, *wrong[place:3]]
-    if len(four) != 4:
-        raise ValueError(f"expected 4 endings, got {len(four)}")
-    return four, place
+    place = index % count
+    endings = [*wrong[:place], right, *wrong[place : count - 1]]
+    if len(endings) != count:
+        raise ValueError(f"expected {count} endings, got {len(endings)}")
+    return endings, place
 
 
 def _of_question(values: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +108,8 @@ def _of_sentence(values: dict[str, Any]) -> dict[str, Any]:
     parts = str(values["sentence"]).split("_")
     if len(parts) != 2:
         raise ValueError(f"expected a sentence with one _, got {shorten(str(values['sentence']))!r}")
-    return {"sentence": parts[0], **{name: _before(values[name], parts[1]) for name in ("option1", "option2")}}
+    options = with_further(("option1", "option2"), values)
+    return {"sentence": parts[0], **{name: _before(values.get(name, ""), parts[1]) for name in options}}
 
 
 def _of_observations(values: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def _of_observations(values: dict[str, Any]) -> dict[str, Any]:
     after = str(values.get("obs2", "")).strip()
     if not after:
         raise ValueError("expected a second observation in obs2, got an empty one")
-    return {name: _before(values[name], f" {after}") for name in ("hyp1", "hyp2")}
+    return {name: _before(values.get(name, ""), f" {after}") for name in with_further(("hyp1", "hyp2"), values)}
 
 
 def _before(option: Any, more: str) -> str:
@@ -127,8 +130,8 @@ def _before(option: Any, more: str) -> str:
 
 
 def _hub_observations(values: dict[str, Any]) -> dict[str, Any]:
-    names = (("observation_", "obs"), ("hypothesis_", "hyp"))
-    return {f"{own}{number}": values.get(f"{name}{number}", "") for name, own in names for number in (1, 2)}
+    columns = ("observation_1", "observation_2", *with_further(("hypothesis_1", "hypothesis_2"), values))
+    return {column[:3] + column.rpartition("_")[2]: values.get(column, "") for column in columns}
 
 
 _UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
@@ -178,8 +181,14 @@ OBJECTS = (
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """The values of a record as in its authors' files: MedMCQA numbers the right answers from 1, but in Parquet files,
-    where they are classes, from 0."""
-    right = record.values.get("cop")
-    is_class = "cop" in record.names and isinstance(right, int) and right >= 0
-    return record.values | {"cop": right + 1} if is_class else record.values
+    """The values of a record as in its authors' files: a class that has a letter or a number as its name is called by
+    it. MedMCQA numbers the right answers from 1, but in Parquet files, where they are classes, from 0."""
+    values = dict(record.values)
+    for column, names in record.names.items():
+        number = values.get(column)
+        if isinstance(number, int) and 0 <= number < len(names):
+            if column == "cop":
+                values[column] = number + 1
+            elif all(name in LETTERS or name.isdecimal() for name in names):
+                values[column] = names[number]
+    return values

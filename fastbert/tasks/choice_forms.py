@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-LETTERS = "ABCDEFGHIJ"
+LETTERS = string.ascii_uppercase
+PASSAGES = (
+    *("passage", "article", "story", "text", "context", "paragraph", "document", "dialogue", "hint"),
+    *("question_para_step", "passages", "paragraphs"),
+)
+"""The names of the column with the text that a question is about, in various data sets: a text, or a list of them."""
 
 
 @dataclass(frozen=True)
@@ -15,13 +22,14 @@ class Form:
 
     Args:
         context: the columns of the text before the endings, which are joined by a blank.
-        endings: a column of lists, or a column for each ending.
+        endings: a column of lists, or a column for each ending, of which a row may have `further` ones.
         label: the column that says which ending is right, by its number or letter, or by its name in a column of lists.
         beginning: the column of a text with which every ending begins; empty if there is none. If it is a question, a
             row must have it.
         first: the number of the first ending in the label column.
         open: whether the context may be empty.
-        lettered: whether the label is the letter of an ending, where each has a column.
+        lettered: whether the label is the letter of an ending, where each has a column; numbers in a column of another
+            name than ``label`` are then refused, since some sets count from 0 (MMLU) and some from 1 (KMMLU).
     """
 
     context: tuple[str, ...]
@@ -53,17 +61,22 @@ FORMS = (
     REGULAR,
     Form(("ctx_a",), ("endings",), "label", "ctx_b"),  # HellaSwag
     Form(("ctx_a",), ("ending_options",), "label", "ctx_b"),  # and in its first release
+    Form(("context",), ("endings",), "label"),  # CaseHOLD
     Form(CODAH[1:2], CODAH[2:-1], "label"),
     Form(("question_propmt",), ("candidate_answers",), "correct_answer_idx"),  # CODAH on hubs, misspelt there
     Form(("article",), ("options",), "answer", "question"),  # RACE
     Form(("article",), ("options",), "answers"),  # MuTual, whose options go on with a dialogue
     Form(("para",), ("choices",), "answerKey", "question"),  # QuaRTz
     Form(("question",), ("choices",), "answerKey"),  # ARC, CommonsenseQA, QASC
+    Form(("question_para_step",), ("choices",), "answer_label_as_choice", "question_stem"),  # WIQA
     Form(("question_stem",), ("choices",), "answerKey"),  # OpenBookQA on hubs
+    Form(("hint",), ("choices",), "answer", "question", open=True),  # ScienceQA
     Form(("question",), ("choices",), "answer"),  # MMLU
     Form(("passage",), ("options",), "label", "question"),  # AGIEval
     Form(("text",), ("options",), "answer", "question"),  # LogiQA 2.0
+    Form(("context",), ("options",), "label", "question"),  # LogiQA by EleutherAI
     Form(("question",), ("options",), "answer_idx"),  # MedQA, whose answer is a text
+    Form(("question",), ("options",), "answer_letter"),  # SuperGPQA, whose answer is one too
     Form(("question",), ("options",), "answer"),  # MMLU-Pro
     Form(("question",), ("options",), "correct"),  # AQuA
     Form(("question",), ("options",), "label"),  # AGIEval where its passage is null
@@ -77,8 +90,10 @@ FORMS = (
     Form(("context",), ("answers",), "correct_answer_id", "question"),  # QuAIL
     Form(("context",), ("options",), "correct_option", "query"),  # LogiQA on hubs
     Form(("premise",), ("choice1", "choice2"), "label", "question"),  # COPA
+    Form(("question",), ("choice0", "choice1"), "label"),  # JCommonsenseQA
     Form(("goal",), ("sol1", "sol2"), "label"),  # PIQA
     Form(("context",), ("answerA", "answerB", "answerC"), "label", "question", first=1),  # SocialIQA
+    Form(("context",), ("answerA", "answerB", "answerC"), "correct", "question", lettered=True),  # in its own release
     Form(("context",), _numbered("answer", range(4)), "label", "question"),  # CosmosQA
     # Belebele
     Form(("flores_passage",), _numbered("mc_answer", range(1, 5)), "correct_answer_num", "question", first=1),
@@ -99,16 +114,37 @@ FORMS = (
         first=1,
     ),
 )
-_QUESTIONS = ("question", "query")
+_QUESTIONS = ("question", "query", "question_stem")
+
+
+@functools.cache
+def further(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that columns of more endings have after these: E, F, ... after A to D, answer4, ... after answer3."""
+    name, mark = columns[-1][:-1], columns[-1][-1]
+    if mark.isdecimal():
+        return _numbered(name, range(int(mark) + 1, len(LETTERS)))
+    letters = LETTERS if mark.isupper() else LETTERS.lower()
+    return tuple(name + letter for letter in letters[letters.index(mark) + 1 :])
+
+
+def with_further(columns: tuple[str, ...], values: dict[str, Any]) -> tuple[str, ...]:
+    """The columns of a row's endings: these, and those of `further` up to the last that has a text. An option E that
+    nobody reads may be the right one."""
+    more = further(columns)
+    filled = [number for number, name in enumerate(more, 1) if str(values.get(name, "")).strip()]
+    return (*columns, *more[: max(filled, default=0)])
 
 
 def form_of(values: dict[str, Any]) -> Form | None:
-    """The one of `FORMS` that fits a row; of several, preferably one whose label column it has."""
+    """The one of `FORMS` that fits a row, with the columns of all its endings; of several, preferably one whose label
+    column the row has."""
 
     def fits(form: Form) -> bool:
         asked = [form.beginning] if form.beginning in _QUESTIONS else []
-        if not all(isinstance(values.get(column), str) for column in (*form.context, *asked)):
+        if not all(is_text(name, values.get(name)) for name in (*form.context, *asked)):
             return False
+        if any(is_passage(values.get(name)) for name in _QUESTIONS if name not in form.columns):
+            return False  # the question would be left out
         found = [values.get(column) for column in form.endings]
         if len(found) > 1:
             return None not in found
@@ -116,9 +152,23 @@ def form_of(values: dict[str, Any]) -> Form | None:
 
     values = {name: value["text"] if is_table(value) else value for name, value in values.items()}
     found = [form for form in FORMS if fits(form)]
-    return next((form for form in found if form.label in values), found[0] if found else None)
+    form = next((form for form in found if form.label in values), found[0] if found else None)
+    if form is None or len(form.endings) == 1:
+        return form
+    return replace(form, endings=with_further(form.endings, values))
 
 
 def is_table(value: Any) -> bool:
     """Whether a value is a table of two lists: the endings and their names, which the label refers to."""
     return isinstance(value, dict) and isinstance(value.get("text"), list)
+
+
+def is_text(column: str, value: Any) -> bool:
+    """Whether the value of a column can be a context: a text, also an empty one, or, as a passage, a list of texts."""
+    return isinstance(value, str) or (column in PASSAGES and isinstance(value, list) and is_passage(value))
+
+
+def is_passage(value: Any) -> bool:
+    """Whether a value is a text that is not empty, or a list of texts of which one is not."""
+    texts = value if isinstance(value, list) else [value]
+    return all(isinstance(text, str) for text in texts) and any(map(str.strip, texts))

@@ -9,7 +9,8 @@ import itertools
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ..errors import DataError
 from ..wording import counted
@@ -18,7 +19,7 @@ from .base import Row
 from .conll_columns import Block, ColumnFile, read_columns, split
 from .conll_or_sentences import HINT, refuse_lone_lines, refuse_running_text
 from .conll_words import check_tags, check_words, refuse_json, say_if_joined, say_if_tagged_twice
-from .files import shorten
+from .files import load_json, shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_types, without_type
 
@@ -26,6 +27,8 @@ _BREAKS = re.compile(r"[\t\r\n]")
 _NO_WORD, _NO_WORDS = re.compile(r" *\t"), r"sed '/^ *\t/d' FILE"
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 """The names of the columns on data-set hubs."""
+_NUMBERED = '{"O": 0, "B-ORG": 1, ...}'
+"""What label.json has, for messages."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     found, documents = [], 0
     before = None
     records = list(numbered(read_records(path, bad_rows), bad_rows))
+    records = _named_beside(path, records, ignore_tags)
     tagged = {index: named for index, record in records if (named := _named_tags(record)) is not None}
     tagged = dict(zip(tagged, with_types(list(tagged.values())), strict=True))
     letters = letters_of([tag for tag in tags if isinstance(tag, str)] for tags in tagged.values())
@@ -110,6 +114,38 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
         raise bad_rows.none_left(path, "sentences")
     separator = _separator_of(words for _, words, *_ in found)
     return [Sentence(name, words, tags, _lines(words, tags, separator), source=of) for name, words, tags, of in found]
+
+
+def _named_beside(
+    path: str | os.PathLike, records: list[tuple[int, Record]], ignore_tags: bool
+) -> list[tuple[int, Record]]:
+    """Records whose tags are numbers get the names of these from label.json beside the file, if it is there: tner
+    publishes its sets so.
+
+    Raises:
+        DataError: label.json is needed and has another form.
+    """
+    columns = {_tag_column(record) for _, record in records if _has_numbers(record)}
+    beside = Path(path).with_name("label.json")
+    if not columns or not beside.is_file():
+        return records
+    try:
+        value = load_json(beside)[0]
+        if not isinstance(value, dict) or sorted(map(repr, value.values())) != sorted(map(repr, range(len(value)))):
+            raise DataError(f"{beside}: expected the numbers of tags from 0 on, as {_NUMBERED}, got {value!r:.60}")
+    except DataError:
+        if ignore_tags:
+            return records
+        raise
+    names = dict.fromkeys(columns, tuple(sorted(value, key=value.get)))
+    return [(index, replace(record, names={**names, **record.names})) for index, record in records]
+
+
+def _has_numbers(record: Record) -> bool:
+    """Whether the tags of a record are numbers without names."""
+    column = _tag_column(record)
+    tags = record.values.get(column)
+    return column not in record.names and isinstance(tags, list) and any(isinstance(tag, int) for tag in tags)
 
 
 def _words_and_tags(
@@ -160,6 +196,8 @@ def _tags_of(record: Record, named: list | None, letters: str, num_words: int) -
     strange = [tag for tag in named if not isinstance(tag, str) or not is_tag(tag, letters)]  # None, for a null tag
     if strange:
         known = f" (the file names {shorten(', '.join(names))})" if names else ""
+        if not names and isinstance(strange[0], int):
+            known = f": datasets' to_parquet keeps the names, to_json does not; or write label.json beside, {_NUMBERED}"
         raise ValueError(
             f"expected tags {expected(letters)}, or numbers that the file names, got {strange[0]!r}{known}"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,16 @@ import numpy as np
 from ..data.chunks import chunks
 from ..data.truncation import cut_at, kept_tokens, side_of
 from ..errors import InputError
+from ..wording import counted
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
+    from .base import Example, Task
+
+_log = logging.getLogger("fastbert")
+CUT_SHARE = 0.05
+"""The share of rows that may be cut off to fit before a warning says so: a few long ones are in most data."""
 CHUNK = 512
 """The most texts encoded at a time: the library's encodings take many times the memory of what is kept of them."""
 
@@ -63,3 +70,29 @@ def _cut(encoding: Encoding, max_seqlen: int | None, side: str) -> EncodedRow:
     ids, types = np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32)
     kept = kept_tokens(encoding, max_seqlen, side)
     return EncodedRow(ids, types, False) if kept is None else EncodedRow(ids[kept], types[kept], True)
+
+
+def count_cut(task: Task, examples: Iterable[Example]) -> int:
+    """How many rows have lost tokens to fit, by their examples; none of a task that reads them in windows."""
+    return 0 if task.in_windows else sum(example.truncated for example in examples)
+
+
+def say_if_cut(cut: int, rows: int, max_seqlen: int, most: int | None, kind: str = "row") -> None:
+    """Warns if more than `CUT_SHARE` of the rows were cut, which nothing else shows: a text is then judged by a part.
+
+    Args:
+        cut: how many were.
+        rows: of how many.
+        max_seqlen: the tokens that are kept.
+        most: the most that the model reads; None if it reads any number.
+        kind: what the rows are, in the singular.
+    """
+    if cut <= CUT_SHARE * rows:
+        return
+    if most is not None and max_seqlen >= most:
+        length, way = f"{max_seqlen} tokens, the most that the model reads,", ""
+    else:
+        bound = "" if most is None else f" (at most the model's {most})"
+        length, way = f"{max_seqlen} tokens", f"; --max-seqlen N{bound} keeps more"
+    are, were = ("is", "was") if cut == 1 else ("are", "were")
+    _log.warning("%s of %s %s longer than %s and %s cut%s", f"{cut:,}", counted(rows, kind), are, length, were, way)

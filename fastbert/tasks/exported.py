@@ -22,6 +22,7 @@ from .class_labels import check_class_names, say_if_number
 from .csv_records import csv_records
 from .files import shorten
 from .hub_files import Record
+from .parts import SPLIT, Parts
 from .table_records import fields_of, tab_records, table_records, to_records
 from .tables import check_once
 
@@ -38,7 +39,7 @@ PAIRS = (
 
 
 def exported_rows(
-    task: TextTask, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]]
+    task: TextTask, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]], tabs: bool = False
 ) -> Iterator[Row]:
     """Yields the rows of a task from records.
 
@@ -46,12 +47,13 @@ def exported_rows(
         task: the task.
         path: the file, for messages.
         records: records with their numbers from 0; one that is None has already been refused.
+        tabs: whether tabs separate the columns of the file.
 
     Raises:
         DataError: by the task's ``bad_rows``.
     """
     seen: set[str] = set()
-    looked_at = False
+    looked_at, columns, parts = False, (), Parts(path, tabs)
     for index, record in records:
         if record is None:
             continue
@@ -59,6 +61,9 @@ def exported_rows(
         if not looked_at and (record.values or record.nulls):
             _look_at_columns(task, path, record)
             looked_at = True
+        if SPLIT in record.values:
+            columns = columns or tuple(record.values)
+            parts.add(record.values[SPLIT])
         try:
             row = _row(task, index, record)
             task.check_id(row.id, seen, numbered=naming_column(task, record.values) is None)
@@ -66,6 +71,8 @@ def exported_rows(
             task.bad_rows.refuse(f"{record.where}: {error}")
             continue
         yield row
+    if not task.predicting:
+        parts.say(columns)
 
 
 def _look_at_columns(task: TextTask, path: str | os.PathLike, record: Record) -> None:
@@ -104,7 +111,7 @@ def read_table_of_hub(
         records = None
     else:
         records = _below_header(task, path, first, lines)
-    return None if records is None else exported_rows(task, path, records)
+    return None if records is None else exported_rows(task, path, records, tabs="\t" in first[1])
 
 
 def text_forms(task: TextTask) -> tuple[tuple[str, ...], ...]:

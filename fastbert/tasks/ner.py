@@ -69,6 +69,7 @@ class NER(FeatureTask):
     name = "ner"
     metrics = ("f1", "precision", "recall", "accuracy")
     submission = "ner_predictions.txt"
+    in_windows = True
     label_place = f"tags ({expected('IOB')}) in the last of several columns"
     document_context = False
 

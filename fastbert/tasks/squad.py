@@ -19,7 +19,8 @@ from ..result_files import written
 from . import squad_metrics as official
 from .base import Example, Row, Task, by_sequence, packed, softmax
 from .files import shorten
-from .squad_files import read_questions, span
+from .squad_answers import say_if_unspaced, span
+from .squad_files import read_questions
 from .squad_predictions import companions, read_values, written_values
 from .squad_windows import answer_text, best_spans, encode_windows
 
@@ -59,6 +60,7 @@ class Squad(Task):
 
     submission = "predictions.json"
     pairs = True
+    in_windows = True
     streams = True
     label_place = "the key 'answers' in every question"
     has_impossible = False
@@ -67,9 +69,13 @@ class Squad(Task):
     max_answer_length = 30
     n_best = 20
     beside: ClassVar[dict[str, str]] = {"nbest_predictions": "nbest"}
+    _told = False  # of answers in a script without blanks: once, and not for each of a command's files
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        return read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.predicting)
+        rows = read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.predicting)
+        if not self.predicting and not self._told:
+            self._told = say_if_unspaced(path, rows)
+        return rows
 
     def sources(self, row: Row) -> tuple[Hashable, str]:
         return row.source, row.texts[1]

@@ -18,6 +18,7 @@ from .bad_rows import BadRows, called
 from .base import Row
 from .files import check_text, load_json, parse_json, read_lines, shorten
 from .hub_files import Record, is_hub_file, json_list_records, read_records
+from .squad_answers import answers_of, has_plausible_answers
 from .typed import TYPED, has_form, json_or_none, read_typed
 
 _log = logging.getLogger("fastbert")
@@ -25,39 +26,10 @@ _LINES = (("question", "context"), ("context", "qas"), ("header",), ("question",
 """The keys of an object that is a line of JSON: a hub's question, MRQA's context and the header before it, DuoRC's."""
 _DUORC = {"plot": "context", "question_id": "id", "no_answer": "is_impossible", "qa": "qas"}
 """DuoRC's keys, and SQuAD's or MRQA's for them."""
-_IDS = ("id", "qid", "guid")
-"""The keys of a question's id, in SQuAD, MRQA and KLUE."""
-_YES = ("true", "1", "1.0")  # is_impossible, in small letters
+_IDS = ("id", "qid", "guid", "question_id", "key")
+"""The keys of a question's id, in SQuAD, MRQA, KLUE, iapp_wiki_qa_squad, and MRQA's sets by another loader."""
 # A key of `_IDS` with a string or a number; inside of a string, its quotes would be escaped.
-_ID = re.compile(r'"(?:id|qid|guid)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The reference answers of a question, as in the file; none if it has no answer.
-
-    Args:
-        texts: the text of each answer.
-        starts: where each begins in the context, in characters; -1 if the file does not tell.
-        found: (begin, end) in characters of passages of the context that match an answer, perhaps in another spelling;
-            only from files that have them besides the answers.
-    """
-
-    texts: tuple[str, ...] = ()
-    starts: tuple[int, ...] = ()
-    found: tuple[tuple[int, int], ...] = ()
-
-
-def span(context: str, answers: Answers) -> tuple[int, int] | None:
-    """(begin, end) in characters of the first answer that is in the context at its position; None if there is none."""
-    for begin, end in answers.found:
-        if end <= len(context) and context[begin:end].strip():
-            return begin, end
-    for text, start in zip(answers.texts, answers.starts, strict=True):
-        if text.strip() and start >= 0 and context.startswith(text, start):
-            lead = len(text) - len(text.lstrip())
-            return start + lead, start + len(text.rstrip())
-    return None
+_ID = re.compile(rf'"({"|".join(_IDS)})"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
 
 def read_questions(
@@ -176,22 +148,23 @@ class _Lines:
 
     def __init__(self, text: str):
         self._text = text
-        self._lines: dict[str, list[int]] | None = None
+        self._lines: dict[tuple[str, str], list[int]] | None = None
 
-    def of(self, identity: str, before: int) -> int | None:
-        """The line of an id, after ``before`` earlier occurrences of the same id; None if there is none."""
+    def of(self, identity: tuple[str, str], before: int) -> int | None:
+        """The line of an id, given with its key, after ``before`` earlier occurrences of the same; None if there is
+        none."""
         if self._lines is None:
             self._lines = self._found()
         found = self._lines.get(identity, [])
         return found[before] if before < len(found) else None
 
-    def _found(self) -> dict[str, list[int]]:
-        lines: dict[str, list[int]] = {}
+    def _found(self) -> dict[tuple[str, str], list[int]]:
+        lines: dict[tuple[str, str], list[int]] = {}
         line, end = 1, 0
         for match in _ID.finditer(self._text):
-            line += self._text.count("\n", end, match.start(1))
-            end = match.start(1)
-            lines.setdefault(str(json.loads(match[1])), []).append(line)
+            line += self._text.count("\n", end, match.start(2))
+            end = match.start(2)
+            lines.setdefault((match[1], str(json.loads(match[2]))), []).append(line)
         return lines
 
 
@@ -229,7 +202,7 @@ def _of_records(records: Iterable[Record | None], bad_rows: BadRows) -> Iterator
             continue
         title, question = record.values.get("title"), record.values
         article = title if isinstance(title, str) and title.strip() else None
-        plausible = _has_plausible_answers(question)
+        plausible = has_plausible_answers(question)
         question = {**question, "answers": []} if plausible else question
         yield _Asked(question, record.values.get("context"), partial(str, record.where), article, plausible)
 
@@ -246,12 +219,11 @@ def _of_json(path: str | os.PathLike, value: Any, text: str, bad_rows: BadRows) 
     lines, times = _Lines(text), Counter()
     for article, context, question, name in _questions(value["data"]):
         identity = _identity(question)
-        identity = None if identity is None else str(identity)
         yield _Asked(question, context, partial(_where, path, lines, identity, times[identity], name), article)
         times[identity] += 1
 
 
-def _where(path: str | os.PathLike, lines: _Lines, identity: str | None, before: int, name: str) -> str:
+def _where(path: str | os.PathLike, lines: _Lines, identity: tuple[str, str] | None, before: int, name: str) -> str:
     """The place of a question whose id comes after ``before`` equal ones; ``name``: its article and paragraph."""
     line = None if identity is None else lines.of(identity, before)
     return f"{called(path)}, {name}" if line is None else f"{called(path)}, line {line}, {name}"
@@ -273,8 +245,8 @@ def _questions(articles: list) -> Iterator[tuple[int, Any, Any, str]]:
                 yield a, None, _described(paragraph), f"article {a}, paragraph {p}"
                 continue
             for q, question in enumerate(questions, 1):
-                identity = _identity(question, q)
-                named = identity if str(identity).strip() else q
+                identity = _identity(question)
+                named = identity[1] if identity is not None and identity[1].strip() else q
                 asked = question if isinstance(question, dict) else _described(question)
                 yield a, paragraph.get("context"), asked, f"article {a}, paragraph {p}, question {named}"
 
@@ -284,10 +256,11 @@ def _described(value: Any) -> str:
     return f"the keys {shorten(', '.join(map(str, value)))}" if isinstance(value, dict) else shorten(repr(value))
 
 
-def _identity(question: Any, default: Any = None) -> Any:
-    """The id of a question, or the default if it has none."""
+def _identity(question: Any) -> tuple[str, str] | None:
+    """The key and the id of a question, preferably of one that is not empty; None if it has none."""
     named = question if isinstance(question, dict) else {}
-    return next((named[name] for name in _IDS if name in named), default)
+    found = [(name, str(named[name])) for name in _IDS if isinstance(named.get(name), (str, int))]
+    return next((pair for pair in found if pair[1].strip()), found[0] if found else None)
 
 
 def _row(asked: _Asked, impossible: bool, ignore_answers: bool) -> Row:
@@ -300,101 +273,22 @@ def _row(asked: _Asked, impossible: bool, ignore_answers: bool) -> Row:
     text, identity = question.get("question"), _identity(question)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
-    if not isinstance(identity, (str, int)) or not str(identity).strip():
-        raise ValueError(f"expected an id, since predictions are matched by id, got {identity!r}")
+    if identity is None:
+        keys = f"{', '.join(_IDS[:-1])} or {_IDS[-1]}"
+        got = shorten(repr({key: question[key] for key in _IDS if key in question} or None))
+        raise ValueError(f"expected an id under the key {keys}, since predictions are matched by id, got {got}")
+    name = identity[1]
+    if not name.strip():
+        raise ValueError(f"expected an id, since predictions are matched by id, got {name!r}")
     try:
-        answers = _answers(question, impossible)
+        answers = answers_of(question, context, impossible)
     except ValueError:
         if not ignore_answers:
             raise
         answers = None
-    for part in (context, text, str(identity), *(answers.texts if answers is not None else ())):
+    for part in (context, text, name, *(answers.texts if answers is not None else ())):
         try:
             check_text(part)
         except ValueError as error:
             raise ValueError(f"expected UTF-8, got {error}") from None
-    return Row(str(identity), (text, context), answers, source=asked.article)
-
-
-def _answers(question: dict, impossible: bool) -> Answers | None:
-    """The reference answers of a question; None if the file does not tell them.
-
-    Raises:
-        ValueError: they have another form, or do not belong to the version of the task; says what was expected.
-    """
-    given, marked = question.get("answers", question.get("answer")), _is_impossible(question.get("is_impossible"))
-    if given is None:
-        return Answers() if marked and impossible else None
-    values = _listed(given)
-    if not impossible and marked:
-        raise ValueError("expected a question with an answer, got an impossible one, which belongs to squad2")
-    if not impossible and not values:
-        raise ValueError("expected a question with an answer, got one without, as squad2 has them")
-    if marked and any(value["text"].strip() for value in values):
-        raise ValueError("expected no answer to an impossible question, got one")
-    values = [] if marked else values  # some files have an empty text
-    texts, starts = tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values)
-    return Answers(texts, starts, tuple(_detected(question.get("detected_answers"))))
-
-
-def _has_plausible_answers(question: dict) -> bool:
-    """Whether an impossible question has answers all the same, in a hub's object of lists: KLUE's loader puts plausible
-    ones there. In SQuAD's own form, where these have a key of their own, that is an error."""
-    answers = question.get("answers")
-    texts = _list(answers.get("text")) if isinstance(answers, dict) else []
-    return any(map(str.strip, map(str, texts))) and str(question.get("is_impossible")).lower() in _YES
-
-
-def _listed(values: Any) -> list[dict]:
-    """Answers in SQuAD's form, a list of objects, from any of the forms that files have: a text, a list of texts, an
-    object, or an object of lists, as on hubs. Raises ValueError for anything else."""
-    if isinstance(values, str):
-        values = [values] if values.strip() else []
-    elif isinstance(values, dict) and isinstance(values.get("text"), list):
-        starts = values.get("answer_start")
-        starts = starts if isinstance(starts, list) else [None] * len(values["text"])
-        if len(starts) != len(values["text"]):
-            raise ValueError(f"expected a start for each of {len(values['text'])} answers, got {len(starts)}")
-        values = [{"text": text, "answer_start": s} for text, s in zip(values["text"], starts, strict=True)]
-    elif isinstance(values, dict):
-        values = [values]
-    if isinstance(values, list) and all(isinstance(v, str) for v in values):
-        values = [{"text": text} for text in values]
-    if not isinstance(values, list) or not all(isinstance(v, dict) and isinstance(v.get("text"), str) for v in values):
-        raise ValueError(f"expected answers with a text each, got {shorten(repr(values))}")
-    return values
-
-
-def _is_impossible(value: Any) -> bool:
-    """Whether a question has no answer. Tables have the word as a string, and "false" would be true in Python."""
-    word = str(False if value is None else value).lower()
-    if word not in (*_YES, "false", "0", "0.0"):
-        raise ValueError(f"expected is_impossible to be true or false, got {shorten(repr(value))}")
-    return word in _YES
-
-
-def _detected(values: Any) -> Iterator[tuple[int, int]]:
-    """(begin, end) of MRQA's detected answers in the context. The file has pairs, or on hubs a list of begins and one
-    of ends; its ends are inclusive."""
-    of_hub = isinstance(values, dict)
-    for part in _list(values.get("char_spans") if of_hub else values):
-        named = part if isinstance(part, dict) else {}
-        columns = (_list(named.get(name)) for name in ("start", "end"))
-        for found in zip(*columns, strict=False) if of_hub else _list(named.get("char_spans")):
-            places = [place for place in found if isinstance(place, int) and place >= 0] if _is_pair(found) else []
-            if len(places) == 2:
-                yield places[0], places[1] + 1
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2
-
-
-def _list(value: Any) -> list:
-    return value if isinstance(value, list) else []
-
-
-def _start(value: Any) -> int:
-    """The number of a character, -1 for none. Tables with gaps have integers as 4.0, TQuAD (Turkish) has strings."""
-    digits = str(value).removesuffix(".0")
-    return int(digits) if digits.isascii() and digits.isdigit() else -1
+    return Row(name, (text, context), answers, source=asked.article)

@@ -17,7 +17,7 @@ from ..data.special_tokens import marked, names_of, separators
 from ..errors import InputError
 from .base import Example, Row
 from .encoding import encodings_of, private_copy
-from .squad_files import span
+from .squad_answers import span
 from .windows import plan_windows
 
 

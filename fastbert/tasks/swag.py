@@ -28,8 +28,8 @@ from .choice_files import (
     mmlu_records,
     with_labels,
 )
-from .choice_forms import CODAH, FORMS, FULL, REGULAR, SCIQ
-from .choice_rows import label_column, label_of, row_of
+from .choice_forms import CODAH, FORMS, FULL, REGULAR, SCIQ, further
+from .choice_rows import OtherCount, label_column, label_of, row_of
 from .encoding import encode_texts
 from .files import of_rows, read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
@@ -41,13 +41,14 @@ from .typed import read_typed
 SOURCES = ("video-id", "source_id")
 """The columns that name what a row was taken from, in SWAG and in HellaSwag."""
 
+_TABLES = [form for form in FORMS if len(form.endings) > 1]
 _HEADERS = {
-    REGULAR.columns: REGULAR.label,
-    FULL: "label",
-    SCIQ: "label",
-    **{form.columns: form.label for form in FORMS if len(form.endings) > 1},
+    REGULAR.columns: (REGULAR.label,),
+    FULL: ("label",),
+    SCIQ: ("label",),
+    **{form.columns: tuple(own.label for own in _TABLES if own.columns == form.columns) for form in _TABLES},
 }
-"""The columns that the header of a table must have, and its column of labels."""
+"""The columns that the header of a table must have, and the names that its column of labels may have."""
 
 
 class SWAG(Task):
@@ -83,6 +84,8 @@ class SWAG(Task):
                 continue
             try:
                 row = row_of(index, record.values, self.predicting)
+            except OtherCount as error:  # skipping such rows would keep those whose labels are off by one
+                raise DataError(f"{record.where}: {error}") from None
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")
                 continue
@@ -125,10 +128,10 @@ class SWAG(Task):
         separator, where = "\t" if "\t" in first[1] else ",", f"{called(path)}, line {first[0]}"
         columns = fields_of(first[1], separator)
         form = next((form for form in _HEADERS if set(form) <= set(columns)), ())
-        check_once((*form, "label"), columns, where)
+        check_once((*form, *(further(form) if form else ()), "label"), columns, where)
         if not form:
             return None
-        self.looked_for = LabelColumns(where, (_HEADERS[form],), columns)
+        self.looked_for = LabelColumns(where, _HEADERS[form], columns)
         return self._whole(table_records(path, first, columns, separator, lines, self.bad_rows))
 
     def _whole(self, records: Iterator[tuple[int, Record | None]]) -> Iterator[tuple[int, Record | None]]:

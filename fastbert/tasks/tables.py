@@ -53,6 +53,7 @@ def read_table(
     needed: Sequence[str],
     optional: Sequence[str] = (),
     *,
+    noted: Sequence[str] = (),
     bare: Sequence[Sequence[str]] = (),
     form: str = "a tab-separated file",
     hint: str = "",
@@ -67,6 +68,7 @@ def read_table(
         path: the file, or ``-`` for standard input.
         needed: columns that a header must have; it may have others, in any order.
         optional: columns to keep if they exist; others are dropped (MNLI's parse trees are most of its file).
+        noted: the same for columns that messages do not name.
         bare: the columns of files without a header, if the task has such files, in forms of different width.
         form: the name of a file with a header, for messages.
         hint: what the user can do if the header has other columns, for messages.
@@ -99,7 +101,7 @@ def read_table(
     else:
         lines = rows_below(first, lines, columns, path, bad_rows)
     extra = extra and bool(pending) and columns == tuple(bare[0])
-    kept = tuple(name for name in (*needed, *optional) if name in columns)
+    kept = tuple(name for name in (*needed, *optional, *noted) if name in columns)
     check_once([name for name in kept if name in needed], columns, f"{path}, line {first[0]}")
     # Rows are counted from the line after the header, or from the first line if there is no header.
     last = 0 if pending else first[0]

@@ -22,6 +22,7 @@ from .feature_task import FeatureTask
 from .files import of_rows, read_lines
 from .hub_files import NO_LABEL, Record, is_hub_file, read_records
 from .labelled import directory_records, line_records
+from .parts import SPLIT, Parts
 from .tables import check_once, read_table
 from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
@@ -174,6 +175,7 @@ class TextTask(FeatureTask):
             path,
             self.text_columns,
             (*self.label_fields[:1], *id_names(self)),
+            noted=(SPLIT,),
             bare=bare,
             form="a tab-separated file (or .csv)",
             hint=self.columns_hint,
@@ -190,7 +192,10 @@ class TextTask(FeatureTask):
         check_once([name for name in (self.label_column, names) if name in table.columns], table.header, table.where)
         check_bare = self.predicting and label_at is not None and table.header == self.bare_columns
         seen: set[str] = set()
+        split_at, parts = table.position(SPLIT), Parts(path, tabs=True)
         for line in table.lines:
+            if split_at is not None:
+                parts.add(line.fields[split_at])
             if check_bare:
                 self._check_bare(table.where, line.fields[label_at].strip())
                 check_bare = False
@@ -204,6 +209,8 @@ class TextTask(FeatureTask):
                 self.bad_rows.refuse(f"{called(path)}, line {line.number}: {error}")
                 continue
             yield Row(name, texts, label)
+        if not self.predicting:
+            parts.say(table.header)
 
     def plain(self, text: str) -> str:
         """The text in a tab-separated field. In the authors' files quotes belong to it, as in GLUE's own readers."""

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..train.distributed import current
 from .base import Example, Row, Task, check_fit
 from .batching import evenly, training_batches
 from .config import FinetuneConfig
+from .encoding import count_cut, say_if_cut
 from .predict import TOKEN_BUDGET, run_model
 from .stepper import Stepper
 
@@ -106,6 +108,9 @@ def prepare(
             raise InputError(f"task {task.name}: expected a label in every {kind} row, got none in the row {row.id}")
     check_fit(task, tokenizer, model.config, config.max_seqlen)
     examples = task.encode(train_rows, tokenizer, config.max_seqlen)
+    if current().first:
+        cut, most = count_cut(task, examples), model.config.max_position_embeddings
+        say_if_cut(cut, len(train_rows), config.max_seqlen, most, "training row")
     dev = EvaluationSet.of(task, dev_rows, tokenizer, config.max_seqlen)
     if not examples or not dev.examples:
         got = f"{len(examples)} training and {len(dev.examples)} dev examples"

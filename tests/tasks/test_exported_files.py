@@ -15,7 +15,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.mnli import Diagnostic
-from fastbert.tasks.squad_files import Answers
+from fastbert.tasks.squad_answers import Answers
 
 RTE = "sentence1,sentence2,label,idx\n"
 

@@ -1,5 +1,6 @@
 """What a person is told: the early check, what knowing nothing reaches, tables, errors, held-out rows."""
 
+import io
 import itertools
 import json
 import math
@@ -244,3 +245,27 @@ def test_the_header_names_the_backend_that_was_asked_for(directory, tmp_path, ca
     assert main(["finetune", "sst2", *map(str, given), "--epochs", "1", "--max-seqlen", "16"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("backends ")]
     assert line.split() == ["backends", "reference"]
+
+
+def test_texts_that_are_cut_are_told_of_by_every_command(directory, tmp_path, caplog, monkeypatch):
+    """Once, and not for the dev rows too; nor where they fit, or are few."""
+    texts = ["the film is good"] * 4 + ["the film is a very good film"]
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{t}\t{n % 2}\n" for n, t in enumerate(texts)))
+    data, run, out = str(tmp_path / "train.tsv"), str(tmp_path / "run"), str(tmp_path / "p.tsv")
+    given = ["--train", data, "--dev", data, "--epochs", "1", "--out", run, "--max-seqlen", "8"]
+    assert main(["finetune", "sst2", "--model", str(directory), *given]) == 0
+
+    def said():
+        return [message for message in caplog.messages if "longer" in message]
+
+    most = "longer than 8 tokens and {} cut; --max-seqlen N (at most the model's 32) keeps more"
+    told = [f"1 of 5 training rows is {most.format('was')}"]
+    assert said() == told
+    assert main(["evaluate", "sst2", "--model", run, "--data", data]) == 0
+    assert main(["predict", "sst2", "--model", run, "--data", data, "--out", out]) == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{texts[-1]}\n{texts[-1]}\n".encode())))
+    assert main(["predict", "sst2", "--model", run, "--data", "-", "--out", str(tmp_path / "typed.tsv")]) == 0
+    told += [f"1 of 5 rows is {most.format('was')}"] * 2 + [f"2 of 2 rows are {most.format('were')}"]
+    assert said() == told
+    assert main(["predict", "sst2", "--model", run, "--data", data, "--out", out, "--max-seqlen", "9"]) == 0
+    assert said() == told

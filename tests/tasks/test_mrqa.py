@@ -13,7 +13,7 @@ from fastbert.errors import DataError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
-from fastbert.tasks.squad_files import Answers, span
+from fastbert.tasks.squad_answers import Answers, span
 
 CONTEXT = "the capital of france is paris . a great book is in paris ."
 HEADER = {"header": {"dataset": "Made", "split": "dev"}}
@@ -106,6 +106,47 @@ def test_places_that_are_none_are_not_trained_on(tmp_path, spans):
     rows = task.read(write(tmp_path / "a.jsonl", HEADER, line(odd)))
     assert task.for_training(rows, "a.jsonl") == []
     assert "expected the character where 'Paris' begins" in task.bad_rows.reasons[0]
+
+
+def labels_of(text):
+    """Places as lucadiliello's copies of MRQA's sets have them: the ends are the last characters'."""
+    return [{"start": [a for a, _ in places(text)], "end": [b - 1 for _, b in places(text)]}]
+
+
+def test_places_under_labels_count_where_they_agree_with_an_answer(tmp_path):
+    row = {"context": CONTEXT, "question": "was it good ?", "answers": ["the Paris"], "key": "a1"}
+    twice = row | {"key": "a2", "labels": labels_of("france") + labels_of("paris")}
+    values = row | {"labels": labels_of("paris")}, twice, row | {"key": "a3"}
+    expected = [Answers(("the Paris",), (-1,), (*places("paris"),))] * 2 + [Answers(("the Paris",), (-1,))]
+    (tmp_path / "b.parquet").write_bytes(parquet(list(values[:2])))
+    for name, count in (("a.jsonl", 3), ("b.parquet", 2)):
+        path = write(tmp_path / name, *values) if name == "a.jsonl" else tmp_path / name
+        rows = registry.get("squad1").read(path)
+        assert [(found.id, found.label) for found in rows] == [(f"a{n + 1}", expected[n]) for n in range(count)]
+    begin, end = span(CONTEXT, rows[0].label)
+    assert CONTEXT[begin:end] == "paris"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        labels_of("france"),
+        [{"start": [a for a, _ in places("paris")], "end": [b for _, b in places("paris")]}],
+        [{"start": ["25"], "end": ["29"]}],
+        [{"start": [-1], "end": [4]}],
+        [{"start": None, "end": [4]}],
+    ],
+)
+def test_places_under_labels_that_agree_with_no_answer_are_refused(tmp_path, labels):
+    """Ends that are not inclusive, for one, which nothing in the file tells."""
+    task = registry.get("squad1")
+    for context in (CONTEXT, CONTEXT.replace("paris ", "paris.")):
+        row = {"context": context, "question": "?", "answers": ["Paris", "the"], "key": "a1", "labels": labels}
+        path = write(tmp_path / "a.jsonl", row)
+        with pytest.raises(DataError, match="line 1: expected labels with the first and the last character of 'Paris'"):
+            registry.get("squad1").read(path)
+        task.predicting = True
+        assert [found.label for found in task.read(path)] == [None]
 
 
 def test_from_training_to_official_figures(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row, require_labels
 from fastbert.tasks.config import TaskOptions
-from fastbert.tasks.squad_files import Answers
+from fastbert.tasks.squad_answers import Answers
 
 
 def write(path: Path, values: list[dict]) -> Path:
@@ -241,3 +242,111 @@ def test_numbers_are_told_although_the_first_row_is_bad(tmp_path, caplog):
     assert caplog.messages == [
         f"{path}: the numbers in the column judgment are taken for 0 entailment, 1 not_entailment"
     ]
+
+
+@pytest.mark.parametrize("key", ["question_id", "key"])
+def test_ids_under_other_keys(key, tmp_path):
+    """iapp_wiki_qa_squad has the first. What else is called so is no id where there is one."""
+    question = {key: "q-1", "question": "Where?", "answers": {"text": ["Bonn"], "answer_start": [13]}}
+    other = {**question, "id": "own", "question": "Where else?"}
+    values = [{**asked, "context": CONTEXT} for asked in (question, {**question, key: "q-2", "id": ""}, other)]
+    rows = task_of("squad1").read(write(tmp_path / "f.jsonl", values))
+    assert [row.id for row in rows] == ["q-1", "q-2", "own"]
+    del values[0][key]
+    expected = "line 1: expected an id under the key id, qid, guid, question_id or key, since .* by id, got None"
+    with pytest.raises(DataError, match=expected):
+        task_of("squad1").read(write(tmp_path / "f.jsonl", values))
+
+
+def test_the_line_of_a_question_is_not_that_of_its_number_in_an_answer(tmp_path):
+    """GermanQuAD's answers have a question_id too."""
+    answer = {"answer_id": 1, "question_id": 7, **BONN}
+    asked = [{"id": 7, "question": "Where?", "answers": [answer]}, {"id": 7, "question": "Who?", "answers": [answer]}]
+    text = json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": asked}]}]}, indent=1)
+    (tmp_path / "f.json").write_text(text)
+    line = [number for number, line in enumerate(text.split("\n"), 1) if '"id"' in line][1]
+    with pytest.raises(DataError, match=f"f.json, line {line}, .*question 7: expected every id once, got 7 again"):
+        task_of("squad1").read(tmp_path / "f.json")
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (["北京大學", "2010年", "東京"], True),
+        (["ローマ"], True),
+        (["กรุงเทพ", "Bonn"], False),  # as many in either
+        (["서울 대학교", "Bonn"], False),
+        (["Bonn (波恩)"], False),
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize("name", ["squad1", "squad2"])
+def test_answers_without_blanks_are_told_of_once(name, answers, told, tmp_path, caplog):
+    """SQuAD's F1 compares words between blanks, so that 北京大學 and 北京大學的 have nothing in common."""
+    values = [{"id": str(n), "question": "Q", "context": f"x {text}"} for n, text in enumerate([*answers, "."])]
+    for value, text in zip(values, answers, strict=False):
+        value["answers"] = {"text": [text], "answer_start": [2]}
+    path, task = write(tmp_path / "f.jsonl", values), task_of(name)
+    assert task.read(path) == task.read(path)
+    said = [f"{path}: most answers are in a script without blanks between words, for which SQuAD's F1 is hardly more"]
+    assert [message[: len(said[0])] for message in caplog.messages] == said * told
+    caplog.clear()
+    task = task_of(name)
+    task.predicting = True
+    task.read(path)
+    assert not caplog.messages
+
+
+STS = "split\tgenre\tdataset\tyear\tsid\tscore\tsentence1\tsentence2\n"
+NLI = "split\tdataset\tfilename\tsentence1\tsentence2\tlabel\n"
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "text", "told"),
+    [
+        ("stsb", "b.tsv", STS + "".join(f"{part}\tg\td\ty\ts\t5.0\tA\tB\n" for part in ("dev", "train", "test", "x")),
+         "dev, train and test, and the rows of all are taken (awk -F'\\t' 'NR == 1 || $1 == \"train\"' FILE keeps"),
+        ("mnli", "AllNLI.tsv.gz", NLI + "".join(f"{part}\tSNLI\tx\tA\tB\tneutral\n" for part in ("dev", "test")),
+         "dev and test, and the rows of all are taken (zcat FILE | awk -F'\\t' 'NR == 1 || $1 == \"dev\"' keeps"),
+        ("sst2", "a.csv", "sentence,label,split\n" + "a,1,Train\nb,0,Test\n",
+         "Train and Test, and the rows of all are taken (pandas' frame[frame.split == 'Train'] keeps"),
+        ("stsb", "b.tsv", STS + "train\tg\td\ty\ts\t5.0\tA\tB\n" * 2, None),
+        ("sst2", "a.csv", "sentence,label,split\na,1,matched\nb,0,mismatched\nb,0,dev\n", None),
+    ],
+)  # fmt: skip
+def test_all_parts_of_a_set_in_one_table_are_told_of(task, name, text, told, tmp_path, caplog):
+    """sbert.net's stsbenchmark.tsv and AllNLI.tsv: a model would be tested on what it was trained on."""
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    reader = task_of(task)
+    assert len(reader.read(path)) == text.count("\n") - 1
+    expected = [] if told is None else [f"{path}: the column split has {told} those of one)"]
+    assert caplog.messages == expected
+    caplog.clear()
+    reader.predicting = True
+    reader.read(path)
+    assert not caplog.messages
+
+
+def test_numbers_of_tags_have_their_names_in_a_file_beside(tmp_path):
+    """tner's sets: label.json beside train.json."""
+    values = [{"tokens": ["Bob", "ran"], "tags": [2, 0]}, {"tokens": ["Bonn", "Ja"], "tags": [1, 0]}]
+    path, beside = write(tmp_path / "train.jsonl", values), tmp_path / "label.json"
+    without = "got 2: datasets' to_parquet keeps the names, to_json does not; or write label.json beside, "
+    with pytest.raises(DataError, match=f"line 1: expected tags O, B-TYPE or I-TYPE, .*{without}"):
+        task_of("ner").read(path)
+    beside.write_text('{"B-LOC": 1, "O": 0, "B-PER": 2}')
+    rows = task_of("ner").read(path)
+    assert [row.label for row in rows] == [("B-PER", "O"), ("B-LOC", "O")]
+    write(path, [{"tokens": ["a"], "tags": [3]}])
+    with pytest.raises(DataError, match=r"line 1: .* got 3 \(the file names O, B-LOC, B-PER\)"):
+        task_of("ner").read(path)
+    beside.write_text("no JSON")  # and not read where tags have names
+    assert task_of("ner").read(write(tmp_path / "other.jsonl", [{"tokens": ["a"], "tags": ["O"]}]))[0].label == ("O",)
+    for text in ("no JSON", '{"O": 0, "B-LOC": 2}', '["O"]', '{"0": "O"}'):
+        beside.write_text(text)
+        with pytest.raises(DataError, match=r"label\.json"):
+            task_of("ner").read(path)
+        task = task_of("ner")
+        task.predicting = True
+        assert [row.label for row in task.read(path)] == [None]

@@ -80,7 +80,7 @@ def test_a_full_row_takes_the_distractors_that_it_has(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("1,v,0,x,a,b,gold,e,f,g,h,4", "expected the label to be one of 0 to 3, got '4'"),
+        ("1,v,0,x,a,b,gold,e,f,g,h,5", "expected the label to be one of 0 to 3, got '5'"),
         ("1,v,0,x,a,b,gold,e,f,g,,0", "expected 4 endings, got an empty one"),
         ("1,v,0,x,,b,gold,e,f,g,h,0", "expected a text before the endings"),
         ("1,v,0,x,a,b,gold,e,f,g,0", "expected all columns of the header, with closed quotes"),

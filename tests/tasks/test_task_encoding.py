@@ -116,3 +116,29 @@ def test_what_is_cut_off_of_a_pair_is_not_kept(made_by, tokenizer, monkeypatch):
     else:
         [row] = input_transforms.Transform(1, 2, 3).sequences([texts], tokenizer, 32)
     assert (len(row.ids), kept[0]) == (32, 0)
+
+
+@pytest.mark.parametrize(
+    ("cut", "rows", "most", "said"),
+    [
+        (5, 100, 512, None),
+        (6, 100, 512, "6 of 100 training rows are longer than 16 tokens and were cut; --max-seqlen N (at most the "
+                      "model's 512) keeps more"),
+        (1, 1, None, "1 of 1 training row is longer than 16 tokens and was cut; --max-seqlen N keeps more"),
+        (1200, 4800, 16, "1,200 of 4,800 training rows are longer than 16 tokens, the most that the model reads, and "
+                         "were cut"),
+    ],
+)  # fmt: skip
+def test_many_rows_that_were_cut_are_told_of(cut, rows, most, said, caplog):
+    encoding.say_if_cut(cut, rows, 16, most, "training row")
+    assert caplog.messages == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_rows_that_are_read_in_windows_are_not_cut(name, tokenizer):
+    words = (*tiny_bert.WORDS.split()[:8], *tiny_bert.WORDS.split()[:8])
+    texts = words if name == "ner" else tuple(" ".join(words) for _ in range(TEXTS[name]))
+    task = registry.get(name)
+    task.max_question = 4
+    examples = task.encode([Row("0", texts), Row("1", ("a", "film", "is")[: TEXTS[name]])], tokenizer, 16)
+    assert encoding.count_cut(task, examples) == (name not in ("ner", "squad1"))

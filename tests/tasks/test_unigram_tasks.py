@@ -20,7 +20,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.base import Row
 from fastbert.tasks.encoding import encode_texts
 from fastbert.tasks.fill_mask import fill_mask
-from fastbert.tasks.squad_files import Answers
+from fastbert.tasks.squad_answers import Answers
 from fastbert.tasks.squad_windows import best_spans
 
 
