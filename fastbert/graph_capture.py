@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+class _Capturing(threading.local):
+    """The graph that this thread captures: what is kept for it, or None if no `Replay` captures one."""
+
+    kept: list | None = None
+
+
+_capturing = _Capturing()
+
+
+def keep(objects: Iterable[object]) -> bool:
+    """Keeps what a graph reads at fixed addresses for as long as the graph that this thread captures; False if it is
+    not a `Replay` that captures one."""
+    if _capturing.kept is None:
+        return False
+    _capturing.kept.extend(objects)
+    return True
+
 
 # Token counts are a multiple of this: with fewer rows no kernel is faster.
 LEAST_TOKENS = 64
@@ -52,6 +71,7 @@ class Replay:
     def __init__(self, stream: torch.cuda.Stream | None, pool, *, make_room: bool = True) -> None:
         self._stream, self._pool, self._make_room = stream, pool, make_room
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._kept: list = []
 
     @property
     def is_captured(self) -> bool:
@@ -63,8 +83,12 @@ class Replay:
             function()
             return
         if self._graph is None:
-            with _side_streams:
-                self._graph = self._captured(function)
+            before, _capturing.kept = _capturing.kept, self._kept
+            try:
+                with _side_streams:
+                    self._graph = self._captured(function)
+            finally:
+                _capturing.kept = before
         with _generator:
             self._graph.replay()
 

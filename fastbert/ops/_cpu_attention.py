@@ -15,7 +15,7 @@ from ..errors import InputError
 from . import _cpu, _dispatch, _gradients
 from ._cpu_dropout import keep_mask
 from ._double_backward import differentiable
-from .attention import check_bias
+from .attention import check_bias, covered_tokens
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -56,7 +56,8 @@ def _middle(rows: Tensor) -> int:
 
 
 def _arguments(q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, dropout, rows):
-    """The arguments that forward and backward share, for the kernels; the tensors must outlive them."""
+    """The arguments that forward and backward share, for the kernels; the tensors must outlive them. None if there are
+    tokens behind the last sequence, of which the kernels know nothing."""
     num_tokens, nheads, head_dim = q.shape
     arguments = _native.extension().AttentionArgs(
         dtype=_cpu.code(q),
@@ -75,9 +76,16 @@ def _arguments(q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal,
         dropout=_cpu.native_dropout(*dropout),
         bias=native_bias(rows),
     )
-    if not arguments.bounds_fit(num_tokens):
-        raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens of q, got {cu_seqlens.tolist()}")
-    return arguments
+    if arguments.bounds_fit(num_tokens):
+        return arguments
+    if covered_tokens(cu_seqlens, num_tokens) < num_tokens:
+        return None
+    raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens of q, got {cu_seqlens.tolist()}")
+
+
+def _with_zeros(x: Tensor, num_tokens: int, dim: int = 0) -> Tensor:
+    """x with zeros for the tokens behind the last sequence."""
+    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, num_tokens - x.shape[dim]))
 
 
 def _bounds(cu_seqlens: Tensor) -> Tensor:
@@ -93,6 +101,10 @@ def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, 
     dropout = (threshold, seed, offset, site, rng)
     lse_kept = lse if save else None
     arguments = _arguments(q, k, v, out, lse_kept, bounds, max_seqlen, softmax_scale, causal, dropout, rows)
+    if arguments is None:
+        q, k, v = (x[: int(bounds[-1])] for x in (q, k, v))
+        out, lse = _forward(q, k, v, bounds, max_seqlen, softmax_scale, causal, *dropout, bias, save)
+        return _with_zeros(out, num_tokens), _with_zeros(lse, num_tokens, 1) if save else lse
     _native.extension().attention_forward(arguments)
     return out, lse
 
@@ -116,6 +128,11 @@ def _backward(
     sums = _cpu.buffer((bounds.numel() - 1, *rows.shape)).zero_() if learns_bias else None
     dropout = (threshold, seed, offset, site, rng)
     arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout, rows)
+    if arguments is None:
+        num_tokens, end = len(q), int(bounds[-1])
+        given = (*(x[:end] for x in (dout, q, k, v, out)), lse[:, :end], bounds)
+        *found, dbias = _backward(*given, max_seqlen, softmax_scale, causal, *dropout, bias, learns_bias)
+        return *(_with_zeros(x, num_tokens) for x in found), dbias
     _native.extension().attention_backward(
         arguments,
         dout.data_ptr(),

@@ -52,7 +52,7 @@ def _forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> tuple[Tensor, Ten
     pre, hidden = (x.new_empty(rows.shape[0], w1.shape[0]) for _ in range(2))
     multiply(rows, w1, hidden, transposed=(False, True), epilogue=Epilogue.BIAS_GELU, bias=b1, aux=pre)
     out = multiply(hidden, w2, x.new_empty(rows.shape[0], w2.shape[0]), transposed=(False, True))
-    return out.view(*x.shape[:-1], w2.shape[0]), pre, hidden
+    return _cpu.in_shape(out, (*x.shape[:-1], w2.shape[0])), pre, hidden
 
 
 def _forward_fake(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,7 +130,7 @@ def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = x.new_empty(rows.shape[0], weight.shape[0])
     multiply(rows, weight.contiguous(), out, transposed=(False, True), epilogue=Epilogue.BIAS, bias=bias.contiguous())
-    return out.view(*x.shape[:-1], weight.shape[0])
+    return _cpu.in_shape(out, (*x.shape[:-1], weight.shape[0]))
 
 
 def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ _gather_rows = _cpu.define(
 def _accepts_gather(x: Tensor, places: Tensor, inverse: Tensor) -> str | None:
     if any(t.dtype not in (torch.int32, torch.int64) for t in (places, inverse)):
         return f"the CUDA kernels take int32 and int64 places, got {places.dtype} and {inverse.dtype}"
+    if places.device != x.device or inverse.device != x.device:  # of which the kernel is told no more than addresses
+        return f"the CUDA kernels take tensors on one device, got {x.device}, {places.device} and {inverse.device}"
     return _on_cuda(x) or _cuda.why_not_measured("gather_rows", x.device)
 
 

@@ -75,13 +75,13 @@ def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def by_sequences(attention: Callable, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
     """Attention of packed q, k, v (T, nheads, head_dim), computed one sequence at a time."""
-    out = []
+    out, ends = [], cu_seqlens.tolist()
     with trusted():
-        for start, end in pairwise(cu_seqlens.tolist()):
+        for start, end in pairwise(ends):
             alone = (x[start:end].clone(memory_format=torch.contiguous_format) for x in (q, k, v))
             bounds = torch.tensor([0, end - start], dtype=torch.int32, device="cpu")
             out.append(attention(*alone, bounds, end - start, **options))
-    return torch.cat(out) if out else torch.zeros_like(q)
+    return torch.cat([*out, q.new_zeros(len(q) - ends[-1], *q.shape[1:])])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

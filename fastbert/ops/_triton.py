@@ -81,10 +81,17 @@ def why_missing() -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     # CUDA is not initialised just to answer this, since a process forked afterwards could not use it.
-    # `why_not_device` looks at the GPU that a tensor is on.
+    # `why_not_device` looks at the GPU that a tensor is on, which need not be the current one.
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
         return None
-    return _known_gpu(torch.device("cuda", torch.cuda.current_device()))
+    return _why_no_gpu()
+
+
+@cache
+def _why_no_gpu() -> str | None:
+    """None if the kernels run on one of the GPUs that this process sees, else why not on the first."""
+    reasons = [_known_gpu(torch.device("cuda", number)) for number in range(torch.cuda.device_count())]
+    return None if None in reasons else next(iter(reasons), None)
 
 
 def _why_not_gpu(device: torch.device) -> str | None:

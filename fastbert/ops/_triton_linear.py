@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import reference
-from . import _dispatch, _triton
+from . import _cpu, _dispatch, _triton
 from ._double_backward import differentiable_by
 from ._needed_gradients import needed_gradients
 from ._product_dtypes import product_dtype
@@ -55,7 +55,7 @@ def _second(_ctx, saved, grads, upstream, wants) -> tuple[Tensor | None, ...]:
 
 
 class _Filled(torch.autograd.Function):
-    """A dense layer computed with output features padded by zeros; the result is a view of the first features."""
+    """A dense layer computed with output features padded by zeros; the result is the memory of the first features."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -72,7 +72,11 @@ class _Filled(torch.autograd.Function):
         ctx.save_for_backward(rows, wide, x, weight)
         ctx.like = x.shape, x.dtype, weight.dtype, None if bias is None else bias.dtype
         out = F.linear(rows, wide, None if bias is None else filled(bias))
-        return out.view(*x.shape[:-1], len(wide))[..., :features]
+        out = out.view(*x.shape[:-1], len(wide))[..., :features]
+        if _cpu.has_dispatch_mode():  # which may not know what memory is set to
+            return out
+        # Not the view itself: autograd would forbid the caller to write to the result in place.
+        return out.new_empty(0).set_(out.untyped_storage(), out.storage_offset(), out.shape, out.stride())
 
     @staticmethod
     @differentiable_by(_second)

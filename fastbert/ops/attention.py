@@ -24,11 +24,19 @@ def check_bias(bias: Tensor | None, nheads: int, max_seqlen: int) -> None:
         )
 
 
+def covered_tokens(cu_seqlens: Tensor, num_tokens: int) -> int:
+    """How many of the tokens are those of sequences: fewer than there are where a `RoomPacking` has room left, and all
+    of them where the bounds are wrong, as whoever checks them will find. Reads bounds on the CPU."""
+    bounds = cu_seqlens.tolist()
+    fits = bounds and bounds[0] == 0 and bounds[-1] < num_tokens and bounds == sorted(bounds)
+    return bounds[-1] if fits else num_tokens
+
+
 @_dispatch.register("attention", "reference")
 def _reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
     if is_exported() or not (torch.compiler.is_compiling() or is_transformed()):
-        # As the CPU kernels do: tokens outside the bounds would attend to nothing.
-        checked_bounds(cu_seqlens, q.shape[0], max_seqlen)
+        is_read = cu_seqlens.device.type == "cpu" and not is_exported()
+        checked_bounds(cu_seqlens, covered_tokens(cu_seqlens, len(q)) if is_read else len(q), max_seqlen)
     if not _invariant.active():
         return reference.attention(q, k, v, cu_seqlens, max_seqlen, **options)
     if options.get("dropout") is not None:
@@ -52,7 +60,8 @@ def attention(
 
     Args:
         q, k, v: (T, nheads, head_dim) floating, sequences laid end to end.
-        cu_seqlens: (B+1,) int32, the sequences' bounds; empty sequences are allowed.
+        cu_seqlens: (B+1,) int32, the sequences' bounds; empty sequences are allowed, and tokens behind the last one,
+            as a `RoomPacking` has them.
         max_seqlen: the length of the longest sequence.
         softmax_scale: None for head_dim ** -0.5.
         dropout: its rate and place in the random stream (`DropoutKey.site`), or None; row = token * nheads + head,
@@ -62,10 +71,11 @@ def attention(
             of query i and key j. The Triton kernels take none.
 
     Returns:
-        (T, nheads, head_dim), dtype of q; softmax in float32 (float64 for float64).
+        (T, nheads, head_dim), dtype of q; softmax in float32 (float64 for float64). Zeros for tokens behind the last
+        sequence, whose gradients are zeros too.
 
     Raises:
-        InputError: shapes do not fit, or on a CPU cu_seqlens that do not ascend from 0 to T.
+        InputError: shapes do not fit, or on a CPU cu_seqlens that do not ascend from 0 to at most T.
 
     Ref:
         Vaswani et al. 2017, equation 1; the bias: Raffel et al. 2020, section 2.1.

@@ -89,13 +89,19 @@ class RoomPacking:
         """(B, S, ...) -> (C, ...), zeros after the last kept token."""
         if x.shape[:2] != self.shape:
             raise InputError(f"what is packed must begin with {self.shape}, got shape {tuple(x.shape)}")
+        self._check_device("packed", x)
         return _dispatch.call("gather_rows", x.flatten(0, 1), self.indices, self.slots)
 
     def unpack(self, x: Tensor) -> Tensor:
         """(C, ...) -> (B, S, ...), zeros where nothing was kept."""
         if x.shape[:1] != self.indices.shape:
             raise InputError(f"what is unpacked must begin with {tuple(self.indices.shape)}, got {tuple(x.shape)}")
+        self._check_device("unpacked", x)
         return _dispatch.call("gather_rows", x, self.slots, self.indices).unflatten(0, self.shape)
+
+    def _check_device(self, done: str, x: Tensor) -> None:
+        if x.device != self.indices.device:
+            raise InputError(f"what is {done} must be on the device of the mask, {self.indices.device}, got {x.device}")
 
 
 @_dispatch.register("pack", "reference")

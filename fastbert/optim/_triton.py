@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import BackendError
 from ..ops import _dispatch, _triton
 from .base import Batch
-from .device import Outcome, Rows
+from .device import Outcome, Rows, is_capturing
 from .rates import is_corrected, lr_scale, rates
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -81,13 +81,9 @@ def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _refuse_capture(what: str, device: torch.device) -> None:
     """Replays would read tables of addresses from memory that was freed after the capture."""
-    if _is_capturing(device):
+    if is_capturing(device):
         raise BackendError(f"{what} cannot be captured in a CUDA graph: expected fastbert.optim.device_step")
 
 
@@ -198,7 +194,7 @@ class _Prepared:
 
     def places(self, places: list[tuple[int, ...]], device: torch.device) -> Tensor:
         """The table of these rows, in device memory. One that a captured step reads is kept for its replays."""
-        capturing = _is_capturing(device)
+        capturing = is_capturing(device)
         if device.type == "cuda" and not capturing and self._spare is None:
             shape = (len(places), len(places[0]))
             pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True, device="cpu")
@@ -221,7 +217,7 @@ class _Prepared:
 
     def check(self, layout: tuple, device: torch.device) -> None:
         """Raises BackendError during a capture if the tables of a layout are not in device memory yet."""
-        if layout not in self.layouts and _is_capturing(device):
+        if layout not in self.layouts and is_capturing(device):
             raise BackendError("a captured step on the device must have the gradients of the step that ran before it")
 
 

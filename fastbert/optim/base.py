@@ -85,6 +85,12 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     # Set by `device.prepare`: from then on the step counts are on the device.
     rows = None
 
+    @property
+    def kept_for_graphs(self) -> dict[int, object]:
+        """What captured steps read and write, by its address (`id`), after it was replaced too: whoever captured them
+        may replay them. A copy or a pickle of an optimiser does not have it."""
+        return self.__dict__.setdefault("captured", {})
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Raises InputError for a rate that is out of range."""
         _check_rates({**self.defaults, **param_group})

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..graph_capture import keep
 from ..ops import _dispatch
 from .base import Batch, MasterWeightOptimizer, clip_factor, write_back
 from .lamb import trust_ratios
@@ -68,6 +69,46 @@ class Rows:
             state["step"] = count
 
 
+class Snapshot:
+    """What a captured `device_step` is of: an optimiser's parameters, which of them learn, where they are in memory,
+    and their states. A graph does not notice that some of it was replaced: layers were unfrozen, a checkpoint was
+    loaded, the model was moved, `optimizer.step` has made a step.
+
+    Args:
+        optimizer: an `AdamW` or a `Lamb`, after a `device_step`.
+    """
+
+    def __init__(self, optimizer: MasterWeightOptimizer) -> None:
+        self._objects, self._addresses = _parts(optimizer)
+
+    def is_of(self, optimizer: MasterWeightOptimizer) -> bool:
+        """Whether nothing was replaced since. For every step: it takes the host a third of what `prepare` does."""
+        objects, addresses = _parts(optimizer)
+        same = len(objects) == len(self._objects) and all(map(operator.is_, objects, self._objects))
+        return same and addresses == self._addresses
+
+
+def _parts(optimizer: MasterWeightOptimizer) -> tuple[list, list[int]]:
+    """What is the same object, and what is the same number, as long as a captured step holds."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    objects = [optimizer.rows, *params, *[p.requires_grad for p in params], *optimizer.state.values()]
+    return objects, list(map(Tensor.data_ptr, params))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on the current stream of a device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _keep(optimizer: MasterWeightOptimizer, rows: Rows, batches: list[Batch]) -> None:
+    """Keeps what a captured step reads and writes, whatever replaces it in the optimiser: as long as the graph, or as
+    long as the optimiser if it is not known whose the graph is. Gradients are in the graph's own memory."""
+    tensors = [t for batch in batches for column in (batch.targets, batch.first, batch.second) for t in column]
+    read = [rows, *tensors]
+    if not keep(read):
+        optimizer.kept_for_graphs.update((id(one), one) for one in read)
+
+
 def prepare(optimizer: MasterWeightOptimizer) -> Rows:
     """Creates all states and moves the step counts to the device; needed once before a step is captured.
 
@@ -108,7 +149,9 @@ def device_step(
 
     Run it (or `prepare`) once before capturing it. Rates other than ``lr`` are read when it runs or is captured. The
     step counts are copied back to the host by ``state_dict``, ``settle`` or the next ``optimizer.step``. After
-    ``optimizer.step`` the counts stay on the host, so a graph must be captured again.
+    ``optimizer.step`` the counts stay on the host, so a graph must be captured again; so it must after parameters were
+    added, frozen or unfrozen and after ``load_state_dict``: until then replays update what there was before, which is
+    kept for them.
 
     Args:
         optimizer: an `AdamW` or a `Lamb`.
@@ -138,6 +181,8 @@ def device_step(
     first, kind = optimizer.param_groups[0], optimizer.kind
     most = float(first["max_grad_norm"]) if kind == "lamb" and divides_by_norm(first) else math.inf
     most_clip = math.inf if max_norm is None else float(max_norm)
+    if is_capturing(rows.device):
+        _keep(optimizer, rows, batches)
     outcome = _dispatch.call("device_step", kind, batches, rows, lr.reshape(1), grad_scale.reshape(1), most_clip, most)
     optimizer.note_synced(batches)
     return outcome

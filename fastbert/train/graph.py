@@ -24,6 +24,7 @@ from ..data.budget import BatchShape, StaticBatch
 from ..errors import BackendError, InputError
 from ..graph_capture import Replay, on_stream
 from ..ops import _dispatch
+from ..optim.device import Snapshot
 from .capture import Captures, DropoutState
 from .config import PretrainConfig
 from .engine import LocalEngine
@@ -109,7 +110,11 @@ class StaticStep:
         self._random = DropoutState(device)
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._captures = Captures(device)
-        self._done = 0
+        self._start()
+
+    def _start(self) -> None:
+        """Without any graph: warm-up, capture and replays are to come."""
+        self._done, self._captured_from = 0, None
         self._whole, self._first, self._next, self._update = (self._captures.replay() for _ in range(4))
 
     def run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
@@ -124,6 +129,9 @@ class StaticStep:
 
     def _run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
         engine, labels = self.engine, max(sum(b.num_labels for b in batches), 1)
+        if self._captured_from is not None and not self._captured_from.is_of(engine.optimizer):
+            self._captures = fresh(self._captures, engine.device)
+            self._start()
         pairs = max(sum(b.num_pairs for b in batches), 1)
         engine.set_rate(lr)
         self._random.follow(engine)
@@ -148,6 +156,8 @@ class StaticStep:
                 launch(self._update, engine.update)
         if warm_up or not self._captures.enabled:
             engine.optimizer.zero_grad(set_to_none=True)
+        if self._done <= _WARM_UP:
+            self._captured_from = Snapshot(engine.optimizer)
         self._done += 1
         return engine.norm.clone()
 
@@ -189,6 +199,16 @@ class StaticStep:
     def _whole_step(self) -> None:
         self._micro_step()
         self.engine.update()
+
+
+def fresh(captures: Captures, device: torch.device) -> Captures:
+    """Captures in place of those of which all graphs are then dropped: torch refuses a pool of memory that had some.
+    Their stream stays: memory that was used on one is not used on another."""
+    if captures.enabled:  # a replay that is under way reads tables on the host, which go with the graphs
+        torch.cuda.synchronize(device)
+    made = Captures(device)
+    made.stream = captures.stream
+    return made
 
 
 def make(engine: LocalEngine, shape: BatchShape, *, pairs: bool, accumulate: int) -> StaticStep:

@@ -23,6 +23,7 @@ from ..data.budget import BatchShape, fill_up
 from ..graph_capture import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 from ..models import BertForSequenceClassification
 from ..models.logits import classification_loss
+from ..optim.device import Snapshot
 from ..packing import PackedBatch
 from . import graph
 from .capture import Captures, DropoutState
@@ -95,6 +96,7 @@ class ShapedSteps:
         # The optimiser's tables of addresses require an uncaptured step before each capture.
         self._may_capture = False
         self._graphs = 0
+        self._captured_from: Snapshot | None = None
 
     def takes(self, batch: PackedBatch, labels: dict[str, Any]) -> bool:
         """Whether the labels of a batch can be padded with values that do not count."""
@@ -131,6 +133,8 @@ class ShapedSteps:
             return self._run(batch, labels, lr, options)
 
     def _run(self, batch: PackedBatch, labels: dict[str, Any], lr: float, options: dict[str, Any]) -> Tensor:
+        if self._captured_from is not None and not self._captured_from.is_of(self.engine.optimizer):
+            self._forget()
         engine, shaped, captures = self.engine, self._load(batch, labels), self._captures
         engine.set_rate(lr)
         self._random.follow(engine)
@@ -153,9 +157,17 @@ class ShapedSteps:
             step()
         # Frees the gradients' memory in the graphs' pool, which the next capture can then use; a replay needs none.
         engine.optimizer.zero_grad(set_to_none=True)
+        if not is_captured:
+            self._captured_from = Snapshot(engine.optimizer)
         shaped.steps += 1
         self._random.passed(engine)
         return torch.stack([self._loss, engine.norm])
+
+    def _forget(self) -> None:
+        """Drops all graphs: what they were captured from is no longer the optimiser's."""
+        self._captures = graph.fresh(self._captures, self.engine.device)
+        self._by_shape.clear()
+        self._may_capture, self._graphs, self._captured_from = False, 0, None
 
     def _step(self, shaped: _ShapedStep, options: dict[str, Any]) -> None:
         engine = self.engine

@@ -55,6 +55,17 @@ def store_rows(ptr, rows, length, stride, values, HEAD_DIM: tl.constexpr, BLOCK_
 
 
 @triton.jit
+def clear_rows_behind(ptr, first, end, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Stores zeros in the rows from ``first`` up to ``end``, of which each program of the grid's first dimension has
+    its blocks: those of tokens behind the last sequence, which a `fastbert.ops.RoomPacking` has. The products that
+    follow sum over them: zeros times what somebody left in that memory may be NaN.
+    """
+    zeros = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for block in range(first + tl.program_id(0) * BLOCK_M, end, tl.num_programs(0) * BLOCK_M):
+        store_rows(ptr, block + tl.arange(0, BLOCK_M), end, stride, zeros, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
 def _scores(q, k, rows, columns, length, softmax_scale, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
     """Scores of one tile in base 2: times log2(e), so that 2^score is what the softmax sums. Rows past the end of the
     sequence get scores too, which are never used.
@@ -105,6 +116,7 @@ def _attention_fwd_kernel(
     stride_oh,
     bit_blocks,
     T,
+    sequences,
     softmax_scale,
     keep_scale,
     CAUSAL: tl.constexpr,
@@ -115,6 +127,10 @@ def _attention_fwd_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    if tl.program_id(2) == sequences:
+        end = tl.load(cu_seqlens_ptr + sequences)
+        clear_rows_behind(out_ptr + tl.program_id(1) * stride_oh, end, T, stride_ot, HEAD_DIM, BLOCK_D, BLOCK_M)
+        return
     head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
@@ -174,6 +190,7 @@ def _attention_fwd_block_kernel(
     stride_oh,
     T,
     nheads,
+    sequences,
     softmax_scale,
     site,
     threshold,
@@ -187,6 +204,10 @@ def _attention_fwd_block_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """The same for sequences of at most BLOCK_N tokens: all scores of a row, and so its largest, are there at once."""
+    if tl.program_id(2) == sequences:
+        end = tl.load(cu_seqlens_ptr + sequences)
+        clear_rows_behind(out_ptr + tl.program_id(1) * stride_oh, end, T, stride_ot, HEAD_DIM, BLOCK_D, BLOCK_M)
+        return
     head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
@@ -224,9 +245,10 @@ MOST_SEQUENCES = 32768
 
 
 def launches(cu_seqlens: Tensor) -> list[Tensor]:
-    """cu_seqlens cut into the part that each launch takes; neighbouring parts share a bound."""
+    """cu_seqlens, of at least one sequence, cut into the part that each launch takes; neighbouring parts share a
+    bound."""
     (cu_seqlens,) = whole(cu_seqlens)
-    if 0 < cu_seqlens.numel() - 1 <= MOST_SEQUENCES:
+    if cu_seqlens.numel() - 1 <= MOST_SEQUENCES:
         return [cu_seqlens]
     firsts = range(0, cu_seqlens.numel() - 1, MOST_SEQUENCES)
     return [cu_seqlens[first : first + MOST_SEQUENCES + 1] for first in firsts]
@@ -254,29 +276,33 @@ def constants(q: Tensor, causal: bool, rng: Tensor | None) -> dict:
 def attention_forward(
     q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale, bits=None
 ):
-    """q, k, v (T, nheads, head_dim), last dimension contiguous -> out of that shape, lse (nheads, T) fp32.
+    """q, k, v (T, nheads, head_dim), last dimension contiguous -> out of that shape, lse (nheads, T) fp32. Tokens
+    behind the last sequence get zeros in out.
 
     ``bits`` are what `dropout_bits` gave, for a caller that hands them to backward too.
     """
     tokens, nheads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(nheads, tokens, dtype=torch.float32, device=q.device)
-    if not (tokens and max_seqlen):
-        return out, lse
+    if not (tokens and max_seqlen and cu_seqlens.numel() > 1):
+        return out.zero_(), lse
     settings = forward_settings(head_dim, max_seqlen, q.element_size())
     tensors = (q, k, v, out)
     options = {**constants(q, causal, rng), **settings}
     if bits is None:
         bits = dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold)
-    for bounds in launches(cu_seqlens):
-        grid = (cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)
+    parts = launches(cu_seqlens)
+    for bounds in parts:
+        sequences = bounds.numel() - 1
+        # The last launch also has programs for the tokens behind the last sequence.
+        grid = (cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences + (bounds is parts[-1]))
         if max_seqlen <= settings["BLOCK_N"]:
             random = empty_rng(q) if rng is None else rng
-            scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
+            scalars = (tokens, nheads, sequences, softmax_scale, site, threshold, keep_scale)
             _attention_fwd_block_kernel[grid](*tensors, lse, bounds, random, *strides(*tensors), *scalars, **options)
         else:
             words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
-            scalars = (bit_blocks, tokens, softmax_scale, keep_scale)
+            scalars = (bit_blocks, tokens, sequences, softmax_scale, keep_scale)
             _attention_fwd_kernel[grid](*tensors, lse, bounds, words, *strides(*tensors), *scalars, **options)
     return out, lse
 
@@ -287,6 +313,6 @@ def dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold, *_keep_scale) 
     """
     tokens, _, head_dim = q.shape
     settings = forward_settings(head_dim, max_seqlen, q.element_size())
-    if rng is None or not tokens or max_seqlen <= settings["BLOCK_N"]:
+    if rng is None or not tokens or max_seqlen <= settings["BLOCK_N"] or cu_seqlens.numel() < 2:
         return None
     return attention_dropout.draw(q, launches(cu_seqlens), max_seqlen, rng, site, threshold)

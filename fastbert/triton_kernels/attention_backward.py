@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import attention_dropout
-from .attention import LOG2E, constants, launches, load_rows, store_rows, strides
+from .attention import LOG2E, clear_rows_behind, constants, launches, load_rows, store_rows, strides
 from .attention_dropout import load_keep
 from .common import add_product, arch, cdiv, empty_rng, exp2, keep_bits, kernel, own_block
 
@@ -134,6 +134,7 @@ def _attention_bwd_dkdv_kernel(
     stride_dvh,
     bit_blocks,
     T,
+    sequences,
     softmax_scale,
     keep_scale,
     CAUSAL: tl.constexpr,
@@ -144,6 +145,11 @@ def _attention_bwd_dkdv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    if tl.program_id(2) == sequences:
+        end, head = tl.load(cu_seqlens_ptr + sequences), tl.program_id(1)
+        clear_rows_behind(dk_ptr + head * stride_dkh, end, T, stride_dkt, HEAD_DIM, BLOCK_D, BLOCK_N)
+        clear_rows_behind(dv_ptr + head * stride_dvh, end, T, stride_dvt, HEAD_DIM, BLOCK_D, BLOCK_N)
+        return
     head, start, length, first_column = own_block(cu_seqlens_ptr, BLOCK_N)
     if first_column >= length:
         return
@@ -220,6 +226,7 @@ def _attention_bwd_dq_kernel(
     bit_blocks,
     T,
     nheads,
+    sequences,
     softmax_scale,
     site,
     threshold,
@@ -236,6 +243,13 @@ def _attention_bwd_dq_kernel(
     """In ONE_PASS one block of queries is the whole sequence, from which alone each block of keys has its dK and dV.
     Otherwise lse2 and delta are stored for the kernel of dK and dV, and neither dk nor dv is touched.
     """
+    if tl.program_id(2) == sequences:
+        end, head = tl.load(cu_seqlens_ptr + sequences), tl.program_id(1)
+        clear_rows_behind(dq_ptr + head * stride_dqh, end, T, stride_dqt, HEAD_DIM, BLOCK_D, BLOCK_M)
+        if ONE_PASS:
+            clear_rows_behind(dk_ptr + head * stride_dkh, end, T, stride_dkt, HEAD_DIM, BLOCK_D, BLOCK_M)
+            clear_rows_behind(dv_ptr + head * stride_dvh, end, T, stride_dvt, HEAD_DIM, BLOCK_D, BLOCK_M)
+        return
     head, start, length, first_row = own_block(cu_seqlens_ptr, BLOCK_M)
     if first_row >= length:
         return
@@ -314,14 +328,15 @@ def attention_backward(
     into=None,
     bits=None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> dq, dk, dv (T, nheads, head_dim), which are the tensors of ``into`` where these are given.
+    """-> dq, dk, dv (T, nheads, head_dim), which are the tensors of ``into`` where these are given. Tokens behind the
+    last sequence get zeros.
 
     ``bits`` are the forward pass's (`attention.dropout_bits`); without them they are drawn again.
     """
     tokens, nheads, head_dim = q.shape
     dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    if not (tokens and max_seqlen):
-        return dq, dk, dv
+    if not (tokens and max_seqlen and cu_seqlens.numel() > 1):
+        return dq.zero_(), dk.zero_(), dv.zero_()
     settings = backward_settings(head_dim, max_seqlen, q.element_size(), arch(q.device))
     keys = keys_settings(settings, head_dim)
     one_pass = max_seqlen <= settings["BLOCK_M"]
@@ -331,22 +346,25 @@ def attention_backward(
         bits = attention_dropout.draw(q, launches(cu_seqlens), max_seqlen, rng, site, threshold)
     words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
     options = constants(q, causal, rng)
-    scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
+    scalars = (softmax_scale, site, threshold, keep_scale)
     given, written = (q, k, v, dout), (dq, dk, dv)
-    for bounds in launches(cu_seqlens):
+    parts = launches(cu_seqlens)
+    for bounds in parts:
         sequences = bounds.numel() - 1
-        _attention_bwd_dq_kernel[(cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
+        # The last launch also has programs for the tokens behind the last sequence.
+        rest = (nheads, sequences + (bounds is parts[-1]))
+        _attention_bwd_dq_kernel[(cdiv(max_seqlen, settings["BLOCK_M"]), *rest)](
             *(*given, lse, lse2, delta, out, *written, bounds, random, words),
-            *(*strides(*given, out, *written), bit_blocks, *scalars),
+            *(*strides(*given, out, *written), bit_blocks, tokens, nheads, sequences, *scalars),
             ONE_PASS=one_pass,
             **options,
             **settings,
         )
         if not one_pass:
             of_keys, _ = attention_dropout.words(bits, keys["BLOCK_N"], q)
-            _attention_bwd_dkdv_kernel[(cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
+            _attention_bwd_dkdv_kernel[(cdiv(max_seqlen, keys["BLOCK_N"]), *rest)](
                 *(*given, lse2, delta, dk, dv, bounds, of_keys, *strides(*given, dk, dv)),
-                *(bit_blocks, tokens, softmax_scale, keep_scale),
+                *(bit_blocks, tokens, sequences, softmax_scale, keep_scale),
                 **options,
                 **keys,
             )

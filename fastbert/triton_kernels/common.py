@@ -12,7 +12,7 @@ import triton.language as tl
 
 # Arguments that differ between the calls of one model: the layers' dropouts, and numbers of rows. By default, Triton
 # would compile other kernels for multiples of 16 and for 1, which becomes a constant.
-_VARIES = ["site", "threshold", "T", "M", "V", "rows_each", "bit_blocks"]
+_VARIES = ["site", "threshold", "T", "sequences", "M", "V", "rows_each", "bit_blocks"]
 # The most compiled kernels that `kernel` keeps of one function; a model needs a few.
 _MOST_COMPILED = 256
 # Fuses a product and a sum into a multiply-add. It is the default up to Triton 3.9, which may warn the user about it,

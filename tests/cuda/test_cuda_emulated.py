@@ -9,6 +9,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,6 +157,23 @@ def test_what_cannot_be_packed():
         packing.pack(torch.ones(4, 3))
     with pytest.raises(InputError, match="what is unpacked must begin with"):
         packing.unpack(torch.ones(11, 2))
+    for move, shape in ((packing.pack, (3, 4)), (packing.unpack, (12, 2))):
+        with pytest.raises(InputError, match="must be on the device of the mask, cpu, got meta"):
+            move(torch.ones(shape, device="meta"))
+
+
+def test_places_on_another_device_are_addresses_like_any_other(monkeypatch):
+    """To a kernel on the GPU of x. torch, which then serves, tells of it."""
+    monkeypatch.setattr(_cuda, "why_not_measured", lambda *_: None)
+    here, there = torch.device("cuda", 0), torch.device("cuda", 1)
+
+    def on(device: torch.device, dtype: torch.dtype = torch.int64) -> SimpleNamespace:
+        return SimpleNamespace(device=device, dtype=dtype)
+
+    accepts = _cuda_packing._accepts_gather
+    assert accepts(on(here), on(here), on(here, torch.int32)) is None
+    for places, inverse in ((there, here), (here, there), (torch.device("cpu"), here)):
+        assert "take tensors on one device, got cuda:0" in accepts(on(here), on(places), on(inverse))
 
 
 def train(params, gradients, variant, dtype, step):

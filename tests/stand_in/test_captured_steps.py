@@ -29,6 +29,12 @@ def test_captured_fine_tuning_is_the_one_that_was_not_captured(run, head):
     assert run(str(HERE / "finetuning_replays.py"), head) == "equal\n"
 
 
+@pytest.mark.slow
+def test_captured_fine_tuning_follows_what_was_replaced(run):
+    """Layers are unfrozen and a state is loaded after one shape has its graph."""
+    assert run(str(HERE / "changed_replays.py")) == "equal\n"
+
+
 def test_captured_inference_is_the_pass_that_was_not_captured(run):
     """Two shapes, and weights that change between two replays."""
     assert run(str(HERE / "inference_replays.py")) == "equal\n"

@@ -48,6 +48,7 @@ _INTS = {
     "N",
     "M",
     "T",
+    "sequences",
     "rows_each",
     "nheads",
     "ignore_index",

@@ -88,6 +88,27 @@ def test_states_and_all_gradients_are_the_references_in_float64(ran, dropouts, c
         assert error < 2e-5 * scale, f"{name} is off by {error:.2g} of {scale:.2g}"
 
 
+def test_tokens_behind_the_last_sequence_change_no_gradient():
+    """As a `RoomPacking` has them: nothing is summed over what was in the memory of their attention."""
+    (layer,), tokens = parameters(1, torch.float32), sum(LENGTHS)
+    x = torch.randn(tokens, HIDDEN, device=DEVICE)
+
+    def run(behind: int) -> list[torch.Tensor]:
+        given = [leaf.detach().requires_grad_() for leaf in (torch.cat([x, x.new_zeros(behind, HIDDEN)]), *layer)]
+        options = {"nheads": NHEADS, "eps": 1e-12, "dropouts": DROPOUTS[:1]}
+        (out,) = ops.encoder(given[0], [LayerParameters(*given[1:])], BOUNDS, max(LENGTHS), **options)
+        out[:tokens].square().sum().backward()
+        return [out.detach()[:tokens], given[0].grad[:tokens], *(leaf.grad for leaf in given[1:])]
+
+    torch.use_deterministic_algorithms(True, warn_only=True)  # NaN in every new tensor
+    try:
+        found, expected = run(9), run(0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, one, other in zip(("out", "x", *LayerParameters._fields), found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(other.abs().max() + 0.1), msg=name)
+
+
 def model(layers: int = 2) -> BertModel:
     torch.manual_seed(3)
     config = BertConfig(

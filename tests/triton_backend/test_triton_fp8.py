@@ -212,7 +212,8 @@ def test_linear(rows, columns, features):
 
 @pytest.mark.parametrize("operation", ["layer_norm", "linear", "mlp"])
 def test_tensors_of_any_strides(operation):
-    """Three dimensions, numbers that lie apart, transposed weights: the bits of contiguous copies."""
+    """Three dimensions, numbers that lie apart, transposed weights: the bits of contiguous copies; and a result may be
+    written to in place."""
     sizes = {"x": (2, 16, 6), "residual": (2, 16, 6), "dout": (2, 16, 6), "weight1": (16, 32), "weight2": (32, 16)}
     given = {name: torch.randn(size).to(DEVICE).transpose(-1, -2) for name, size in sizes.items()}
     if operation == "linear":
@@ -221,7 +222,7 @@ def test_tensors_of_any_strides(operation):
         "bias1": torch.randn(64).to(DEVICE)[::2]
     }
 
-    def run(change) -> list[torch.Tensor]:
+    def run(change, halved=lambda out: out / 2) -> list[torch.Tensor]:
         kinds = [fp8.E4M3, fp8.E4M3, fp8.E5M2] * 2 + [fp8.E4M3]
         scales = fp8.Scales(kinds, torch.device(DEVICE))
         slots = [scales.slot(i) for i in range(len(kinds))]
@@ -237,12 +238,15 @@ def test_tensors_of_any_strides(operation):
                 out = ops.linear_fp8(t["x"], t["weight1"], t["bias1"], up)
             else:
                 out = ops.mlp(t["x"], t["weight1"], t["bias1"], t["weight2"])
+        out = halved(out)
         out.backward(t["dout"].detach())
         return [out.detach(), *(tensor.grad for tensor in t.values() if tensor.grad is not None)]
 
     apart, together = run(lambda tensor: tensor), run(torch.Tensor.contiguous)
+    written = run(torch.Tensor.contiguous, lambda out: out.div_(2))
     assert len(apart) == {"layer_norm": 5, "linear": 4, "mlp": 5}[operation]
     assert all(map(torch.equal, apart, together))
+    assert all(map(torch.equal, written, together))
 
 
 class OnlyValues:

@@ -412,6 +412,35 @@ def test_products_with_a_vocabulary_are_of_whole_units():
         assert ops.linear(x, weight, bias).stride() == (1040, 1)
 
 
+@pytest.mark.parametrize("dimensions", [2, 3])
+@pytest.mark.parametrize("op", ["layer_norm", "gelu", "dropout", "linear"])
+def test_a_result_may_be_written_to_in_place(monkeypatch, op, dimensions):
+    """As users write to hidden states and logits. Autograd forbids it of a view that a function of ours returns."""
+    monkeypatch.setattr("fastbert.ops._triton_linear._LARGE", 32)
+    shapes = [(2, 16, 8) if dimensions == 3 else (32, 8), (8,), (8,), (38, 8)]
+    leaves = [torch.randn(shape, device=DEVICE, dtype=torch.float16) for shape in shapes]
+    compute = {
+        "layer_norm": lambda x, weight, bias, _: ops.layer_norm(x, weight, bias, 1e-5),
+        "gelu": lambda x, _weight, bias, _: ops.gelu(x, bias),
+        "dropout": lambda x, *_: ops.dropout(x, DROPOUT),
+        "linear": lambda x, _weight, _bias, matrix: ops.linear(x, matrix),  # filled up to 48 features
+    }[op]
+
+    def run(halved) -> list[torch.Tensor]:
+        given = [leaf.detach().requires_grad_() for leaf in leaves]
+        out = compute(*given)
+        assert op != "linear" or out.stride(-2) == 48
+        out = halved(out)
+        out.sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in given if leaf.grad is not None)]
+
+    found, expected = run(lambda out: out.div_(2)), run(lambda out: out / 2)
+    assert len(found) == {"layer_norm": 4, "gelu": 3, "dropout": 2, "linear": 3}[op]
+    assert all(map(torch.equal, found, expected))
+    with torch.device(DEVICE):  # a mode, as torch.set_default_device sets one for good
+        assert torch.equal(run(lambda out: out.div_(2))[0], expected[0])
+
+
 def test_gradients_of_a_filled_product_are_those_that_are_asked_for(monkeypatch):
     monkeypatch.setattr("fastbert.ops._triton_linear._LARGE", 32)
     leaves = [torch.randn(shape, device=DEVICE, dtype=torch.float16) for shape in ((32, 8), (38, 8), (38,))]
@@ -566,16 +595,31 @@ LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
     ],
 )
 def test_attention(dtype, lengths, head_dim, causal, dropout):
+    check_attention(dtype, lengths, head_dim, causal, dropout)
+
+
+def check_attention(dtype, lengths, head_dim, causal, dropout, behind=0):
     cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
     heads = 2 if sum(lengths) < 200 else 1  # the interpreter takes a block at a time
-    leaves = [torch.randn(sum(lengths), heads, head_dim) for _ in range(3)]
+    leaves = [torch.randn(sum(lengths) + behind, heads, head_dim) for _ in range(3)]
 
     options = {"causal": causal, "dropout": DROPOUT if dropout else None, "softmax_scale": 0.3 if causal else None}
 
     def attention(q, k, v):
-        return ops.attention(q, k, v, cu_seqlens, max(lengths), **options)
+        return ops.attention(q, k, v, cu_seqlens, max(lengths, default=0), **options)
 
     check(attention, attention, leaves, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # gradients in two passes, and in one
+@pytest.mark.parametrize(
+    ("lengths", "behind", "launch"), [((40, 0, 3), 150, 9), ((3, 2, 0, 1), 5, 2), ((0, 0), 3, 9), ((), 3, 9)]
+)
+def test_attention_of_tokens_behind_the_last_sequence(monkeypatch, dtype, lengths, behind, launch):
+    """As a `RoomPacking` has them: zeros, and not what was in that memory, which products of weights would sum over.
+    More blocks of them than the longest sequence has; of several launches; where there is no sequence."""
+    monkeypatch.setattr("fastbert.triton_kernels.attention.MOST_SEQUENCES", launch)
+    check_attention(dtype, lengths, 16, False, True, behind)
 
 
 # In float32 there are several in the tests above, and in the interpreter these take half a minute.

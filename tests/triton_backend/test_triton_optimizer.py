@@ -6,9 +6,11 @@ In the interpreter or on a GPU, as test_triton_kernels.py.
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +30,8 @@ from optimizers_by_hand import (
 
 from fastbert import ops
 from fastbert.errors import BackendError, InputError
-from fastbert.optim import AdamW, Lamb, clipped_step, device_step, prepare
+from fastbert.graph_capture import Replay
+from fastbert.optim import AdamW, Lamb, clipped_step, device, device_step, prepare
 from fastbert.optim.base import global_norm
 
 pytest.importorskip("triton")
@@ -36,6 +39,7 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETING and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
+from fastbert.optim import _triton as triton_step  # noqa: E402
 from fastbert.triton_kernels import adamw as adamw_kernels  # noqa: E402
 from fastbert.triton_kernels import lamb as lamb_kernels  # noqa: E402
 from fastbert.triton_kernels import optimizer as kernels  # noqa: E402
@@ -405,6 +409,66 @@ def test_what_a_captured_step_reads_outlives_a_change_of_rates():
         device_step(optimizer, lr)
     assert captured() is not None
     assert len(optimizer.rows.prepared["triton"].replaced) == 1, "tables that no graph reads are kept"
+
+
+def load(optimizer: AdamW) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+REPLACE = {
+    "unfrozen": lambda optimizer: optimizer.param_groups[0]["params"][1].requires_grad_(True),
+    "loaded": load,
+    "stepped on the host": lambda optimizer: optimizer.step(),
+    "begun afresh": lambda optimizer: optimizer.state.clear(),
+}
+
+
+@pytest.mark.parametrize("replace", REPLACE.values(), ids=REPLACE)
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+@pytest.mark.parametrize("owner", ["somebody", "a Replay"])
+def test_what_a_captured_step_reads_outlives_what_replaces_it(monkeypatch, owner, backend, replace):
+    """As long as the graph, or the optimiser if it is not known whose graph it is: a replay would write to memory that
+    by then is somebody else's."""
+    params = [torch.nn.Parameter(torch.ones(7, device=DEVICE)) for _ in range(2)]
+    params[1].requires_grad_(False)
+    optimizer, lr = AdamW(params), torch.full((1,), 0.1, device=DEVICE)
+
+    def step() -> None:
+        with ops.backend(backend):
+            device_step(optimizer, lr)
+
+    def capture(_replay: Replay, function) -> SimpleNamespace:
+        with monkeypatch.context() as patch:
+            for module in (device, triton_step):
+                patch.setattr(module, "is_capturing", lambda _device: True, raising=False)
+            function()
+        return SimpleNamespace(replay=lambda: None)
+
+    monkeypatch.setattr(Replay, "_captured", capture)
+    params[0].grad = torch.ones_like(params[0])
+    step()
+    replay = Replay("a stream", pool=None)
+    if owner == "somebody":
+        capture(replay, step)
+    else:
+        replay(step)
+    rows, state = optimizer.rows, optimizer.state[params[0]]
+    read = [rows.counts, state["exp_avg"], state["exp_avg_sq"]]
+    if backend == "triton":
+        prepared = rows.prepared["triton"]
+        read += [prepared._table, prepared.rates, prepared.hyper]
+        del prepared
+    read = [weakref.ref(t) for t in read]
+    del rows, state
+    replace(optimizer)
+    step()
+    gc.collect()
+    assert all(t() is not None for t in read)
+    del replay
+    if owner == "somebody":
+        del optimizer
+    gc.collect()
+    assert read[0]() is None, "what nobody replays is kept"
 
 
 def test_rates_must_be_numbers_on_the_device():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastbert.ops import _triton
+from fastbert.ops import _dispatch, _triton
 
 pytest.importorskip("triton")
 
@@ -69,3 +69,38 @@ def test_a_gpu_with_too_little_shared_memory(monkeypatch):
     x = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     monkeypatch.setattr(_triton, "_known_gpu", lambda device: f"no {device.type}")
     assert _triton.why_not_device(x) == "no cuda"
+
+
+def test_a_gpu_that_is_not_the_current_one(monkeypatch):
+    """Whether any GPU will do is asked of the process, the one that a tensor is on of the call: a model on cuda:1 was
+    computed by the reference where cuda:0 is an old GPU."""
+    found = [SimpleNamespace(name="T4", major=7, minor=5), SimpleNamespace(name="A100", major=8, minor=0)]
+    for name, value in {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "current_device": lambda: 0,
+        "device_count": lambda: len(found),
+        "get_device_properties": lambda device: found[device.index],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(_triton, "_REASON", None)
+    monkeypatch.setattr(_triton, "_INTERPRETING", False)
+
+    def forget() -> None:
+        for function in vars(_triton).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
+
+    def serving(number: int) -> str | None:
+        x = SimpleNamespace(device=torch.device("cuda", number), dtype=torch.float16)
+        one = _dispatch._first("gelu", ("triton",), (x, None, "none"), {})
+        return one and one.backend
+
+    try:
+        forget()
+        assert (serving(0), serving(1)) == (None, "triton")
+        found.pop()
+        forget()
+        assert "need a GPU of compute capability 8.0 or newer, got T4" in _triton.why_missing()
+    finally:
+        forget()

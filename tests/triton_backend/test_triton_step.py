@@ -150,7 +150,8 @@ def labelled_batches(head: str, steps: int):
             yield batch, {"labels": labels[:rows]} | ({"num_choices": 2} if head == "MultipleChoice" else {})
 
 
-def finetune(head: str, steps: int, capture: bool = True, forbid: bool = False):
+def finetune(head: str, steps: int, capture: bool = True, forbid: bool = False, changes=None):
+    """``changes``: what is done to the engine before the step of each number."""
     torch.manual_seed(0)
     kind, outputs = ("SequenceClassification", 1) if head == "Regression" else (head, 2)
     model = getattr(fastbert, f"BertFor{kind}")(BertConfig(**FINETUNED, num_labels=outputs)).to(DEVICE).train()
@@ -162,6 +163,8 @@ def finetune(head: str, steps: int, capture: bool = True, forbid: bool = False):
             assert shaped.takes(batch, labels)
             if not capture:
                 shaped._may_capture = False
+            if changes and number in changes:
+                changes[number](engine)
             if forbid and number > 1:  # a shape's first step makes what the others find
                 with NoHostSync():
                     out = shaped.run(batch, labels, 1e-3, {})
@@ -171,6 +174,16 @@ def finetune(head: str, steps: int, capture: bool = True, forbid: bool = False):
     engine.settle()
     captured = sum(one.replay.is_captured for one in shaped._by_shape.values())
     return found, [p.detach() for p in engine.parameters], captured
+
+
+def unfreeze_and_load(engine: LocalEngine) -> None:
+    engine.model.bert.requires_grad_(True)
+    engine.optimizer.load_state_dict(engine.optimizer.state_dict())
+
+
+# With two shapes by turns, the first is captured in step 2 and replayed in step 4; after the change in step 5 the other
+# one is captured in step 7 and replayed in step 9.
+CHANGES = {0: lambda engine: engine.model.bert.requires_grad_(False), 5: unfreeze_and_load}
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -187,5 +200,13 @@ if not INTERPRETING:
         found, weights, captured = finetune(head, 10)
         plain, expected, none = finetune(head, 10, capture=False)
         assert (captured, none) == (2, 0)
+        assert found == plain
+        assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+
+    def test_replays_of_fine_tuning_follow_what_was_replaced():
+        """In a loop of one's own: layers are unfrozen, the optimiser's state is loaded."""
+        found, weights, captured = finetune("SequenceClassification", 10, changes=CHANGES)
+        plain, expected, _ = finetune("SequenceClassification", 10, capture=False, changes=CHANGES)
+        assert captured == 1, "the second shape; the first one's graph is gone"
         assert found == plain
         assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
