@@ -18,7 +18,9 @@ def options_of(config: FinetuneConfig) -> DeepSpeedOptions:
     """The options that ask for DeepSpeed. Raises InputError for what fine-tuning does not support under it."""
     options = DeepSpeedOptions(config.deepspeed, config.zero)
     if options.asked and config.precision != "fp32":
-        raise InputError(f"fine-tuning under DeepSpeed must be in fp32, got {config.precision}; torch DDP has bf16")
+        raise InputError(
+            f"fine-tuning under DeepSpeed must be in fp32, got {config.precision}; torch DDP has bf16 and fp16"
+        )
     return options
 
 
