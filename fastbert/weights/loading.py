@@ -19,7 +19,7 @@ from ..errors import CheckpointError, InputError
 from .distilbert import from_distilbert
 from .materialise import materialise
 from .misfit import Misfit, fits, shown
-from .names import canonical_name, is_computed, owner, unwrapped_name
+from .names import canonical_name, is_computed, is_same, owner, unwrapped_name
 
 _logger = logging.getLogger("fastbert")
 
@@ -78,8 +78,7 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
         new = canonical_name(unwrapped_name(name).removeprefix(under), prefix)
         if is_computed(new):
             continue
-        held = canonical.setdefault(new, tensor)
-        if held is tensor or (held.shape == tensor.shape and torch.equal(held, tensor)):
+        if is_same(canonical.setdefault(new, tensor), tensor):
             continue
         if new != "cls.predictions.bias":
             raise CheckpointError(f"{name}: expected one tensor for {new}, got two that differ")

@@ -45,10 +45,14 @@ def own_names(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     under = owner(state, prefix)
     for name, tensor in state.items():
         own = unwrapped_name(name).removeprefix(under).removeprefix(f"{prefix}.")
-        held = out.setdefault(own, tensor)
-        if held is not tensor and not (held.shape == tensor.shape and torch.equal(held, tensor)):
+        if not is_same(out.setdefault(own, tensor), tensor):
             raise CheckpointError(f"{name}: expected one tensor for {own}, got two that differ")
     return out
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one name may stand for each other."""
+    return one is other or (one.shape == other.shape and torch.equal(one, other))
 
 
 def canonical_name(name: str, prefix: str = "bert") -> str:

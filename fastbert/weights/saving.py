@@ -75,8 +75,18 @@ def save_directory(
     if has_vocabulary(writers):
         for name in TOKENIZER_FILES:
             if name not in writers and (directory / name).is_file():
-                (directory / name).unlink()
+                _remove(directory / name)
     return directory
+
+
+def _remove(path: Path) -> None:
+    """Removes a file. Raises CheckpointError if it cannot be removed."""
+    try:
+        path.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: expected to remove it, since it belongs to an earlier tokenizer, got: {error.strerror or error}"
+        ) from error
 
 
 def has_vocabulary(names: Iterable[str]) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,6 +133,19 @@ def test_the_tokenizers_files_travel_unchanged(tmp_path):
     for name in ("vocab.txt", "tokenizer_config.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (source / name).read_bytes()
     assert not (tmp_path / "copy" / "tokenizer.json").exists()
+
+
+def test_a_file_of_an_earlier_tokenizer_that_cannot_be_removed_is_told(tmp_path, monkeypatch):
+    source = save_tiny(tmp_path / "source")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "merges.txt").write_text("a b\n")
+
+    def refused(path, missing_ok=False):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(CheckpointError, match=r"merges.txt: expected to remove it, since .*, got: Permission denied"):
+        fastbert.BertForMaskedLM.from_pretrained(source).save_pretrained(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("settings", [None, {"strip_accents": False, "model_max_length": 8}, {"do_lower_case": None}])
