@@ -145,11 +145,13 @@ def is_patched(module: nn.Module) -> bool:
 def _read_at_pads(module: nn.Module) -> list[nn.Module]:
     """All modules inside this one if its head also reads encoder outputs at masked tokens, otherwise none.
 
-    Such heads are: a span head, whose softmax is over the whole row; a head for next words, whose loss at a pad is that
+    Such heads are: a span head, whose softmax is over the whole row, also one of a user's own under transformers' name
+    for it, ``qa_outputs``; a head for next words, whose loss at a pad is that
     of the following token; a ColBERT whose queries are filled up with tokens that are not attended to; and ELECTRA's
     head for multiple choice, unless it summarises by the first token.
     """
     answers = any(cls.__name__.endswith(_READ_PADS) for cls in type(module).__mro__)
+    answers = answers or isinstance(module._modules.get("qa_outputs"), nn.Linear)
     summary = getattr(getattr(module, "sequence_summary", None), "summary_type", "first")
     return list(module.modules()) if answers or _fills_queries(module) or summary != "first" else []
 

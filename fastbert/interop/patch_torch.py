@@ -85,6 +85,10 @@ def _check_layer(layer: nn.Module) -> None:
     for norm in (layer.norm1, layer.norm2):
         if not _is_norm(norm):
             raise InputError(f"expected LayerNorms with weights, got {norm}")
+    for name in ("dropout", "dropout1", "dropout2"):  # where stochastic depth and adapters are put
+        module = getattr(layer, name)
+        if type(module).forward not in (nn.Dropout.forward, nn.Identity.forward):
+            raise InputError(f"expected torch's Dropout or Identity as {name}, got {type(module).__name__}")
     if _activation(layer.activation) is None:
         name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
         raise InputError(f"expected relu or gelu as activation, got {name}")
@@ -96,11 +100,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 def _activation(function) -> str | None:
     """The activation: "relu", "none" or "tanh" (the two forms of GELU), or None for any other function."""
-    if isinstance(function, nn.GELU):
-        return function.approximate
+    if isinstance(function, nn.Module):  # a subclass may compute something else
+        own = type(function).forward
+        return function.approximate if own is nn.GELU.forward else "relu" if own is nn.ReLU.forward else None
     if function is F.gelu:
         return "none"
-    return "relu" if function in (F.relu, torch.relu) or isinstance(function, nn.ReLU) else None
+    return "relu" if function in (F.relu, torch.relu) else None
 
 
 def encode(
@@ -145,7 +150,7 @@ def encode(
     out = packing.unpack(_run(encoder, packing.pack(x), layout).to(x.dtype))
     if keep is not None and type(layout) is PaddedLayout:
         out = out.masked_fill(~keep[..., None], 0.0)
-    return out[0] if alone else out if batch_first else out.transpose(0, 1)
+    return out[0] if alone else out if batch_first else out.transpose(0, 1).contiguous()
 
 
 def _key_mask(mask: Tensor | None, batch_size: int, seqlen: int, alone: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -177,7 +182,8 @@ def _query_mask(mask: Tensor | None, batch_size: int, seqlen: int, nheads: int, 
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(mask, float("-inf"))
     mask = mask.to(x.dtype)
-    if torch.equal(mask, _causal(seqlen, x).expand(mask.shape)):
+    learned = wants_gradient(mask)  # a bias that is added to the causal mask may begin with zeros
+    if not learned and torch.equal(mask, _causal(seqlen, x).expand(mask.shape)):
         return True, None
     return False, mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (batch_size, nheads))
 
@@ -208,10 +214,15 @@ def _run(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Tensor:
 
 def _drops(encoder: nn.TransformerEncoder) -> bool:
     return any(
-        module.training and (module.p if isinstance(module, nn.Dropout) else module.dropout) > 0
+        module.training and _rate(module) > 0
         for layer in encoder.layers
         for module in (layer.self_attn, layer.dropout, layer.dropout1, layer.dropout2)
     )
+
+
+def _rate(module: nn.Module) -> float:
+    """The dropout rate of an attention, of a Dropout, or of an Identity in its place."""
+    return module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
 
 
 def _norm(norm: nn.LayerNorm, x: Tensor, **more) -> Tensor:
@@ -223,11 +234,11 @@ def _layer(layer, x: Tensor, layout: Layout, key: DropoutKey | None, site: int) 
     """Computes one layer on tokens (T, E); returns (T, E)."""
     attention = layer.self_attn
 
-    def rate(place: int, module: nn.Module, p: float):
-        return key.site(p, site + place) if key is not None and module.training else None
+    def dropout(place: int, module: nn.Module):
+        return key.site(_rate(module), site + place) if key is not None and module.training else None
 
-    def add(branch: Tensor, x: Tensor, norm: nn.LayerNorm, place: int, dropout: nn.Dropout) -> Tensor:
-        dropped = rate(place, dropout, dropout.p)
+    def add(branch: Tensor, x: Tensor, norm: nn.LayerNorm, place: int, module: nn.Module) -> Tensor:
+        dropped = dropout(place, module)
         if layer.norm_first:  # the residual stream, which is not normalised, keeps its dtype under autocast
             return x + ops.dropout(branch, dropped)
         return _norm(norm, branch, residual=x.to(branch.dtype), dropout=dropped)
@@ -235,7 +246,7 @@ def _layer(layer, x: Tensor, layout: Layout, key: DropoutKey | None, site: int) 
     inner = _norm(layer.norm1, x) if layer.norm_first else x
     qkv = ops.linear(inner, attention.in_proj_weight, attention.in_proj_bias)
     q, k, v = qkv.unflatten(-1, (3, attention.num_heads, attention.head_dim)).unbind(-3)
-    context, _ = layout.attend(q, k, v, rate(0, attention, attention.dropout))
+    context, _ = layout.attend(q, k, v, dropout(0, attention))
     branch = ops.linear(context.flatten(-2), attention.out_proj.weight, attention.out_proj.bias)
     x = add(branch, x, layer.norm1, 1, layer.dropout1)
 
@@ -243,7 +254,7 @@ def _layer(layer, x: Tensor, layout: Layout, key: DropoutKey | None, site: int) 
     activation = _activation(layer.activation)
     wide = ops.linear(inner, layer.linear1.weight, layer.linear1.bias)
     wide = torch.relu(wide) if activation == "relu" else ops.gelu(wide, None, activation)
-    wide = ops.dropout(wide, rate(3, layer.dropout, layer.dropout.p))
+    wide = ops.dropout(wide, dropout(3, layer.dropout))
     branch = ops.linear(wide, layer.linear2.weight, layer.linear2.bias)
     return add(branch, x, layer.norm2, 2, layer.dropout2)
 

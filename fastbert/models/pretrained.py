@@ -48,6 +48,7 @@ class PreTrainedModel(nn.Module):
     # Prefixes of the base model's parts, which every file must have, whatever head it was saved with.
     trunk: ClassVar[tuple[str, ...]] = ("embeddings.", "encoder.")
     supports_gradient_checkpointing = True
+    takes_packed_batches = True
     # Tells transformers' Trainer that a loss is the mean over its own batch, whatever else a step accumulates.
     accepts_loss_kwargs = False
     _no_split_modules: ClassVar[list[str]] = ["BertEmbeddings", "BertLayer"]

@@ -79,7 +79,7 @@ def _probe(model: nn.Module, encoder: BertEncoder) -> None:
     length = min(PROBE_LENGTH, config.max_position_embeddings)
     owners = (m for m in model.modules() if getattr(m, "encoder", None) is encoder and hasattr(m, "embeddings"))
     base = next(owners, None)
-    if base is None or not hasattr(base, "encode"):
+    if not getattr(base, "takes_packed_batches", False):  # someone's own module, whose inputs are not known
         encoder(probe_states(config.hidden_size, length).to(next(encoder.parameters()).dtype))
         return
     base(PackedBatch.from_sequences(list(probe_ids(config.vocab_size, length))))

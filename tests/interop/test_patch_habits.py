@@ -10,6 +10,7 @@ import pickle
 import hf_parity as hf
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from patched import V5, arguments, assert_same, twins
 from torch import nn
@@ -599,3 +600,26 @@ def test_the_loss_of_next_words_reads_pads(name, only_ours):
     mask = (torch.arange(9) >= torch.tensor([0, 4, 6, 2])[:, None]).long()
     given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
     torch.testing.assert_close(ours(**given).loss, theirs(**given).loss, rtol=1e-4, atol=1e-4)
+
+
+class _Reader(nn.Module):
+    """Someone's own model for questions, as tutorials have it."""
+
+    def __init__(self, bert):
+        super().__init__()
+        self.bert = bert
+        torch.manual_seed(3)
+        self.qa_outputs = nn.Linear(bert.config.hidden_size, 2)
+
+    def forward(self, starts, **given):
+        scores = self.qa_outputs(self.bert(**given).last_hidden_state)[..., 0]
+        return F.cross_entropy(scores, starts)
+
+
+def test_a_span_head_of_someone_s_own_under_its_usual_name_reads_pads():
+    theirs, _ = kin("BertModel")
+    ours = fastbert.patch(_Reader(copy.deepcopy(theirs)))
+    ids = torch.randint(5, 50, (3, 9))
+    given = {"input_ids": ids, "attention_mask": (torch.arange(9) < torch.tensor([9, 4, 6])[:, None]).long()}
+    starts = torch.tensor([8, 1, 3])
+    torch.testing.assert_close(ours(starts, **given), _Reader(theirs)(starts, **given), rtol=1e-4, atol=1e-4)

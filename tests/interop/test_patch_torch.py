@@ -374,6 +374,101 @@ def test_dense_layers_of_someone_s_own_are_torchs_affair(before, caplog):
     assert "torch's own code: expected plain dense layers, got _Scaled" in caplog.text
 
 
+class _Halved(nn.Module):
+    def forward(self, x):
+        return x * 0.5
+
+
+class _HalvedDropout(nn.Dropout):
+    def forward(self, x):
+        return x * 0.5
+
+
+class _Sharper(nn.GELU):
+    def forward(self, x):
+        return super().forward(1.7 * x)
+
+
+class _Squared(nn.ReLU):
+    def forward(self, x):
+        return super().forward(x) ** 2
+
+
+OWN_PARTS = {
+    "dropout": (_Halved, "expected torch's Dropout or Identity as dropout, got _Halved"),
+    "dropout1": (_HalvedDropout, "expected torch's Dropout or Identity as dropout1, got _HalvedDropout"),
+    "dropout2": (lambda: nn.Dropout1d(0.5), "expected torch's Dropout or Identity as dropout2, got Dropout1d"),
+    "activation": (_Sharper, "expected relu or gelu as activation, got _Sharper"),
+}
+
+
+@pytest.mark.parametrize("name", OWN_PARTS)
+@pytest.mark.parametrize("before", [True, False])
+def test_dropouts_and_activations_of_someone_s_own_are_torchs_affair(before, name, caplog):
+    """Stochastic depth and adapters stand in the place of dropouts; a subclass of GELU may compute anything."""
+    make, said = OWN_PARTS[name]
+    theirs, ours = stack(), stack()
+    if not before:
+        ours = fastbert.patch(ours)
+    for encoder in (theirs, ours):
+        setattr(encoder.layers[1], name, make())
+    if before:
+        with pytest.raises(InputError, match=said):
+            fastbert.patch(ours)
+        return
+    x = torch.randn(B, S, E, dtype=torch.float64)
+    for mode in (True, False):
+        with caplog.at_level(logging.WARNING, logger="fastbert"):
+            torch.manual_seed(4)
+            wanted = theirs.train(mode)(x)
+            torch.manual_seed(4)
+            hf.assert_near(ours.train(mode)(x), wanted, torch.float64, f"training={mode}")
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("activation", [_Squared, nn.ReLU, nn.GELU])
+def test_modules_as_activation_and_no_dropouts(activation, mode):
+    theirs, ours = stack(), stack()
+    for encoder in (theirs, ours):
+        for layer in encoder.layers:
+            layer.dropout = layer.dropout1 = layer.dropout2 = nn.Identity()
+            layer.activation = activation()
+    if activation is _Squared:
+        with pytest.raises(InputError, match="expected relu or gelu as activation, got _Squared"):
+            fastbert.patch(ours)
+        return
+    x = torch.randn(B, S, E, dtype=torch.float64)
+    hf.assert_near(fastbert.patch(ours).train(mode)(x), theirs.train(mode)(x), torch.float64, "no dropout")
+
+
+@pytest.mark.parametrize("shape", [(S, S), (B * HEADS, S, S)])
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_bias_that_begins_as_the_causal_mask_learns(shape, padded):
+    theirs, ours = pair()
+    x, drop = torch.randn(B, S, E, dtype=torch.float64), ignored("prefix") if padded else None
+    found = []
+    for encoder in (theirs, ours):
+        bias = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+        mask = nn.Transformer.generate_square_subsequent_mask(S, dtype=torch.float64) + bias
+        out = encoder(x, mask, drop)
+        (out[..., 0] if drop is None else out[~drop][:, 0]).sum().backward()
+        found.append(bias.grad)
+    if found[0] is not None or padded:  # torch leaves it out itself in one of the four
+        hf.assert_near(found[1], found[0], torch.float64, "bias")
+    assert found[1] is not None
+    assert found[1].any()
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_result_lies_in_memory_as_torchs(batch_first, mode):
+    theirs, ours = pair(batch_first=batch_first)
+    x = torch.randn(5, 2, E, dtype=torch.float64)
+    assert ours.train(mode)(x).stride() == theirs.train(mode)(x).stride()
+    ours(x).view(-1, E)
+
+
 def test_adapters_in_place_of_dense_layers():
     peft = pytest.importorskip("peft")
 

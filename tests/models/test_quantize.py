@@ -135,6 +135,28 @@ def test_encoder_alone():
     assert spread(fastbert.quantize(encoder)(x).last_hidden_state, exact) < 0.03
 
 
+class Ranker(torch.nn.Module):
+    """Someone's own model, with names that ours has too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = torch.nn.Embedding(CONFIG.vocab_size, CONFIG.hidden_size)
+        self.encoder = BertEncoder(CONFIG)
+
+    def forward(self, input_ids, attention_mask):
+        return self.encoder(F.layer_norm(self.embeddings(input_ids), (64,)), attention_mask).last_hidden_state
+
+    def encode(self, texts):
+        raise NotImplementedError
+
+
+def test_the_encoder_of_a_model_of_someone_s_own_that_has_a_method_encode():
+    model = Ranker().eval()
+    ids = torch.randint(5, CONFIG.vocab_size, (2, 7))
+    exact = model(ids, torch.ones_like(ids))
+    assert spread(fastbert.quantize(model)(ids, torch.ones_like(ids)), exact) < 0.03
+
+
 def test_adapters_and_hooks_stay():
     model = tiny()
     layer = model.encoder.layer[0]
