@@ -95,9 +95,11 @@ def ended_early(task: Task, outcome: FinetuneResult, config: FinetuneConfig) -> 
     """Prints that a training had fewer epochs than it was to have, if so."""
     last = outcome.history[-1]["epoch"]
     if last < config.epochs:
-        waited = counted(config.patience, "epoch" if config.eval_every is None else "evaluation")
-        done = f"ended after epoch {show_cell(last)} of {config.epochs}"
-        print(f"{done}: no better {task.metrics[0]} in {waited} (--patience)", flush=True)
+        reason = outcome.diverged
+        if reason is None:
+            waited = counted(config.patience, "epoch" if config.eval_every is None else "evaluation")
+            reason = f"no better {task.metrics[0]} in {waited} (--patience)"
+        print(f"ended after epoch {show_cell(last)} of {config.epochs}: {reason}", flush=True)
 
 
 def trial(task: Task, record: dict, count: int) -> None:
@@ -105,6 +107,8 @@ def trial(task: Task, record: dict, count: int) -> None:
     epochs = counted(record["epochs"], "epoch")
     recipe = f"batch size {record['batch_size']}, lr {record['lr']:g}, {epochs}, seed {record['seed']}"
     outcome = record.get("failed") or metrics(task, record)
+    if "diverged" in record:
+        outcome += f" at epoch {show_cell(record['best_epoch'])}, then {record['diverged']}"
     print(f"training {record['trial']} of {count}: {recipe}: {outcome}", flush=True)
 
 

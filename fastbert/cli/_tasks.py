@@ -147,6 +147,18 @@ def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> N
     task.configure(TaskOptions(**{**trained, **given}))
 
 
+def _check_texts(task: Task, options: PredictOptions, trained: dict[str, Any]) -> None:
+    """Raises InputError if ``options`` name one column of texts and the model was trained on pairs, or the reverse."""
+    if options.text_columns is None or not hasattr(task, "text_columns"):
+        return
+    columns = trained.get("text_columns") or type(task).text_columns
+    if len(options.text_columns) != len(columns):
+        expected, got = ", ".join(columns), ", ".join(options.text_columns)
+        raise InputError(
+            f"--text-columns must be {len(columns)} in number, since the model was trained on {expected}, got {got}"
+        )
+
+
 def _check_options(task: Task, options: PredictOptions) -> None:
     if options.null_threshold is not None:
         if not hasattr(task, "null_threshold"):
@@ -195,6 +207,8 @@ class Trained:
         usual = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
         longest = kept.pop("max_seqlen", min(usual, model.max_position_embeddings or usual))
         self._max_seqlen = longest if options.max_seqlen is None else options.max_seqlen
+        if "task" in recipe:
+            _check_texts(self.task, options, kept)
         configure(self.task, options, kept)
         if options.null_threshold is not None:
             self.task.null_threshold = options.null_threshold

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..train.distributed import current, same_on_all
+from ..train.distributed import current, on_first, same_on_all
 from .base import Row, Task
 from .config import FinetuneConfig
 from .results import FinetuneResult
@@ -36,8 +36,9 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tunes a model in place; at the end it has the weights of its best evaluation.
 
-    With a run directory, Ctrl-C, SIGTERM and SIGHUP save and return, and ``config.resume="auto"`` continues; if the run
-    has ended already, its result is returned again.
+    If the training diverges after an evaluation, it ends there, with a warning. With a run directory, Ctrl-C, SIGTERM
+    and SIGHUP save and return, and ``config.resume="auto"`` continues; if the run has ended already, its result is
+    returned again.
 
     Args:
         task: from `registry.get`; it has read the rows.
@@ -53,20 +54,22 @@ def finetune(
         InputError: rows, tokenizer, lengths and model do not fit together, or the run directory exists, or another run
             is using it; this is checked before training starts.
         CheckpointError: the run directory belongs to another model, recipe or data, or its checkpoints are damaged.
+        FastbertError: the training diverged before any evaluation.
     """
     if out is None:
         began = time.perf_counter()
         data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
         best = train(task, model, data, config, callbacks)
         best.settle(task, data.dev, model)
-        took = time.perf_counter() - began
-        return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, wall_seconds=took)
+        told = {"wall_seconds": time.perf_counter() - began, "diverged": best.diverged}
+        return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **told)
     with started(out, config.resume) as start:
         now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
         # Weights may differ, since new heads may have been drawn from other seeds; those of rank 0 are used.
         alike = {name: value for name, value in now.items() if name != "model's weights"}
         divided = {name: getattr(config, name) for name in ("accumulate", "activation_checkpointing")}
         same_on_all(current(), alike | divided)
+        now["model's weights"] = on_first(current(), lambda: now["model's weights"])
         if start.ended:
             return result_again(task, model, tokenizer, dev_rows, config, out, now)
         data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
@@ -75,7 +78,7 @@ def finetune(
                 with checkpoints:
                     best = train(task, model, data, config, callbacks, run, checkpoints)
                     best.settle(task, data.dev, model)
-                    told = {"wall_seconds": checkpoints.wall_seconds}
+                    told = {"wall_seconds": checkpoints.wall_seconds, "diverged": best.diverged}
                     result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **told)
                     if run is not None:
                         result = run.finish(task, result, model, tokenizer, data.dev.rows)
@@ -119,20 +122,19 @@ def train(
 ) -> Best:
     """Trains the model in place and evaluates it on the way; returns the best evaluation with its weights.
 
+    Errors are those of `Training.run` and `FinetuneCheckpoints.restore`.
+
     Args:
         task, model, config, callbacks: as in `finetune`.
         data: the encoded rows.
         run: writes the log; None writes none.
         checkpoints: restores the training, and saves it on the way; None does neither.
-
-    Raises:
-        Stopped: see `FinetuneCheckpoints`.
     """
-    training = Training(task, model, data, config, callbacks, checkpoints)
-    if checkpoints is not None:
-        checkpoints.restore(training)
-    with contextlib.nullcontext() if run is None else run.log(training) as log:
-        return training.run(log)
+    with contextlib.closing(Training(task, model, data, config, callbacks, checkpoints)) as training:
+        if checkpoints is not None:
+            checkpoints.restore(training)
+        with contextlib.nullcontext() if run is None else run.log(training) as log:
+            return training.run(log)
 
 
 def interrupted(stopped: Stopped, data: Data, checkpoints: FinetuneCheckpoints) -> FinetuneResult:
@@ -175,4 +177,5 @@ def result_again(
         model_dir=directory,
         paths=[Path(out) / name for name in ended["paths"]] if current().first else [],
         wall_seconds=ended["wall_seconds"],
+        diverged=best.diverged,
     )

@@ -10,17 +10,21 @@ from ..models.gpt import GPTModel
 from .fits import check_freeze
 
 
-def freeze(model: nn.Module, count: int) -> None:
+def freeze(model: nn.Module, count: int) -> list[nn.Parameter]:
     """Freezes the embeddings and the first ``count`` layers: they get no gradients, and keep their dropout.
+
+    Returns:
+        the parameters that were not frozen before.
 
     Raises:
         InputError: the model has no such layers, or fewer.
     """
     embeddings, *layers = _from_below(model, "freeze")
     check_freeze(count, len(layers))
-    for parameters in (embeddings, *layers[:count]):
-        for parameter in parameters:
-            parameter.requires_grad_(False)
+    own = [p for parameters in (embeddings, *layers[:count]) for p in parameters if p.requires_grad]
+    for parameter in own:
+        parameter.requires_grad_(False)
+    return own
 
 
 def lr_scales(model: nn.Module, decay: float) -> dict[Tensor, float]:

@@ -29,6 +29,8 @@ class FinetuneResult:
         model_dir, paths: what was written; None and empty without a run directory.
         wall_seconds: the duration in seconds, including encoding, and for a resumed run the time before its last
             checkpoint.
+        diverged: why the training (of a search, the best one) ended before its last epoch, if it diverged; otherwise
+            None.
         interrupted: the name of the signal that ended the run early, or None. If so, there are no predictions and no
             model, and history and best cover the evaluations until then.
         late_signal: the name of a signal that came after the last step, so that the run is complete, or None.
@@ -42,6 +44,7 @@ class FinetuneResult:
     model_dir: Path | None = None
     paths: list[Path] = field(default_factory=list)
     wall_seconds: float = 0.0
+    diverged: str | None = None
     interrupted: str | None = None
     late_signal: str | None = None
 

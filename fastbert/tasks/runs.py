@@ -99,7 +99,8 @@ def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
 
 
 def read_ended(out: str | os.PathLike, metric: str) -> dict:
-    """The record that `FinetuneRun.finish` wrote: finetune, history, epoch, trials, paths, wall_seconds.
+    """The record that `FinetuneRun.finish` wrote: finetune, history, epoch, trials, paths, wall_seconds; and diverged,
+    if the training did.
 
     Args:
         out: the run directory.
@@ -113,7 +114,7 @@ def read_ended(out: str | os.PathLike, metric: str) -> dict:
         told = read_json(path)
         epochs = [(record["epoch"], record[metric]) for record in told["history"]]
         lines = isinstance(told["finetune"], dict) and all(isinstance(line, dict) for line in told["trials"])
-        whole = lines and all(isinstance(name, str) for name in told["paths"])
+        whole = lines and all(isinstance(name, str) for name in (*told["paths"], told.get("diverged", "")))
         if whole and told["epoch"] in [epoch for epoch, _ in epochs] and told["wall_seconds"] >= 0:
             return told
         reason = "something else"
@@ -260,6 +261,7 @@ class FinetuneRun:
         paths.append(self._plot(task.metrics[0], result.guess, trial))
         told = {"finetune": self._identity, "history": result.history, "epoch": result.best["epoch"]}
         told |= {"trials": result.trials, "paths": [path.relative_to(self.out).as_posix() for path in paths]}
+        told |= {} if result.diverged is None else {"diverged": result.diverged}
         told["wall_seconds"] = result.wall_seconds
         write_json(told, self.out / ENDED)
         shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)

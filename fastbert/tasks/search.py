@@ -56,11 +56,11 @@ def search(
         load: makes such a model for each further trial.
         configs: the recipes, with the same max_seqlen and for the same rows (see `SearchConfig.trials`).
         on_trial: called with each trial's line: trial (from 1), the recipe, wall_seconds, and the record of the best
-            epoch; or ``failed`` with the reason.
+            epoch, with ``diverged`` and the reason if it diverged after that; or ``failed`` with the reason.
 
     Raises:
         InputError, CheckpointError: those of `finetune`, before the first trial.
-        FastbertError: every trial diverged.
+        FastbertError: every trial diverged before any evaluation.
     """
     now = {} if out is None else identity(task, model, tokenizer, train_rows, dev_rows, configs)
     with contextlib.nullcontext(Start()) if out is None else started(out, configs[0].resume) as start:
@@ -138,14 +138,16 @@ class _Trainings:
         the search continues. Raises Stopped."""
         progress = self.progress
         training = Training(self.task, self.model, self.data, config, self.callbacks, self.checkpoints)
-        if self.checkpoints is not None:
-            self.checkpoints.restore(training)
-        try:
-            with contextlib.nullcontext() if self.run is None else self.run.log(training, progress.trial) as log:
-                best = training.run(log)
-            record = {_IN_TRIALS.get(name, name): value for name, value in best.record.items()}
-        except (TrainingDiverged, NotFiniteError) as error:
-            best, record = None, {"failed": str(error)}
+        with contextlib.closing(training):
+            if self.checkpoints is not None:
+                self.checkpoints.restore(training)
+            try:
+                with contextlib.nullcontext() if self.run is None else self.run.log(training, progress.trial) as log:
+                    best = training.run(log)
+                record = {_IN_TRIALS.get(name, name): value for name, value in best.record.items()}
+                record |= {} if best.diverged is None else {"diverged": best.diverged}
+            except (TrainingDiverged, NotFiniteError) as error:
+                best, record = None, {"failed": str(error)}
         recipe = {name: getattr(config, name) for name in RECIPE}
         line = {"trial": progress.trial, **recipe, **record, "wall_seconds": training.wall_seconds}
         winner = progress.winner
@@ -165,9 +167,9 @@ class _Trainings:
         if best is None:
             raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
         best.settle(self.task, dev, self.model)
-        told = {"wall_seconds": time.perf_counter() - start.at}
+        told = {"wall_seconds": time.perf_counter() - start.at, "diverged": best.diverged}
         if self.checkpoints is not None:
-            told = {"wall_seconds": self.checkpoints.wall_seconds}
+            told["wall_seconds"] = self.checkpoints.wall_seconds
         return FinetuneResult(best.history, best.record, best.predictions, dev.guess, trials, **told)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,8 @@ class Stepper:
     Of n processes, the one of rank r takes rows r, r + n, ... of a batch, and computes them in ``config.accumulate``
     micro-batches; losses are weighted by the share of labels.
 
+    `close` takes back what ``freeze`` and ``activation_checkpointing`` changed, so that they end with the training.
+
     Args:
         model: trained in place; moved to the device of this process.
         task, examples: `step` collates batches of these examples by the task.
@@ -50,18 +53,32 @@ class Stepper:
         self.model, self.task, self.examples, self.config, self.total = model, task, examples, config, total
         self.warmup = round(config.warmup * total) / total  # whole steps, as in transformers' schedule
         self.count = 0
+        with contextlib.ExitStack() as changes:
+            self._change(changes)
+            scales = None if config.layer_decay is None else layers.lr_scales(model, config.layer_decay)
+            groups = optim.param_groups(model, config.weight_decay, lr_scales=scales)
+            optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
+            self.engine = make_engine(model, optimizer, config)
+            self._plain = plain_outputs(model)
+            self._shaped = self._shaped_steps()
+            self._changes = changes.pop_all()
+
+    def _change(self, changes: contextlib.ExitStack) -> None:
+        """Changes the model as the recipe says; ``changes`` gets what takes that back, and leaves the user's own."""
+        model, config = self.model, self.config
         if config.activation_checkpointing:
             if not getattr(model, "supports_gradient_checkpointing", False):
                 raise InputError(f"activation_checkpointing needs a model of layers, got a {type(model).__name__}")
-            model.gradient_checkpointing_enable()
+            if not getattr(model, "is_gradient_checkpointing", False):
+                changes.callback(model.gradient_checkpointing_disable)
+                model.gradient_checkpointing_enable()
         if config.freeze is not None:
-            layers.freeze(model, config.freeze)
-        scales = None if config.layer_decay is None else layers.lr_scales(model, config.layer_decay)
-        groups = optim.param_groups(model, config.weight_decay, lr_scales=scales)
-        optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
-        self.engine = make_engine(model, optimizer, config)
-        self._plain = plain_outputs(model)
-        self._shaped = self._shaped_steps()
+            for parameter in layers.freeze(model, config.freeze):
+                changes.callback(parameter.requires_grad_, True)
+
+    def close(self) -> None:
+        """Takes back the changes of the model, at the end of its training."""
+        self._changes.close()
 
     def _shaped_steps(self) -> shaped_steps.ShapedSteps | None:
         """Steps as CUDA graphs; None if they are not wanted or not possible."""
@@ -90,9 +107,15 @@ class Stepper:
             loss, grad_norm = self._shaped.run(batch, labels, lr, self._plain).tolist()
             return self._done(loss, grad_norm, lr, batch.num_tokens)
         # If a batch has fewer rows than there are processes, some repeat its last row, which does not count.
-        counts = [count_targets(labels, rows) for _, labels, rows in parts] if world.rank < len(indices) else [0]
-        tokens = sum(batch.num_tokens for batch, _, _ in parts) if world.rank < len(indices) else 0
-        total, tokens = engine.reduce([sum(counts), tokens])
+        own = world.rank < len(indices)
+        counts = [count_targets(labels, rows) for _, labels, rows in parts] if own else [0]
+        words = [_next_words(batch) for batch, _, _ in parts] if own else [0]
+        tokens = sum(batch.num_tokens for batch, _, _ in parts) if own else 0
+        total, tokens, all_words = engine.reduce([sum(counts), tokens, sum(words)])
+        for (_, labels, _), count, number in zip(parts, counts, words, strict=True):
+            if labels.get("lm_weight") and count and all_words:
+                # This loss is a mean over words, and a part has another share of the step's words than of its labels.
+                labels["lm_weight"] *= (number / all_words) / (count / total)
         losses = []
         for (batch, labels, _), count in zip(parts, counts, strict=True):
             last = len(losses) == len(parts) - 1
@@ -121,6 +144,11 @@ class Stepper:
         self.count += 1
         (loss,) = engine.reduce([loss])
         return {"step": self.count, "loss": loss, "grad_norm": grad_norm, "lr": lr, "tokens": tokens}
+
+
+def _next_words(batch: PackedBatch) -> int:
+    """The number of labels of the auxiliary language-model loss; 0 without it."""
+    return 0 if batch.mlm_labels is None else len(batch.mlm_labels)
 
 
 def _numbers(loss: Tensor, norm: float | Tensor) -> tuple[float, float]:

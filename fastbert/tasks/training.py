@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +15,13 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..train.distributed import current
+from ..train.engine import TrainingDiverged
 from .base import Example, Row, Task, check_fit
 from .batching import evenly, training_batches
 from .config import FinetuneConfig
 from .encoding import count_cut, say_if_cut
-from .predict import TOKEN_BUDGET, run_model
+from .predict import TOKEN_BUDGET, NotFiniteError, run_model
+from .results import show_cell
 from .stepper import Stepper
 
 if TYPE_CHECKING:
@@ -30,6 +34,8 @@ early enough to stop the run and change it."""
 EARLY_ROWS = 500
 """The most dev rows in the early check, enough for accuracy within about two points."""
 _BEST = "best."
+
+_log = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True)
@@ -191,18 +197,32 @@ class Training:
         return self._seconds_before + time.perf_counter() - self._started
 
     def run(self, log: TrialLog | None = None) -> Best:
-        """Trains to the end; returns the best evaluation with its weights.
+        """Trains to the end; returns the best evaluation with its weights. A training that diverges after an evaluation
+        ends there, with a warning.
 
         Raises:
             Stopped: a signal has come; what has been done so far is in a checkpoint.
+            TrainingDiverged, NotFiniteError: it diverged before any evaluation.
         """
         self._log = log
-        if self._checkpoints is None:
-            return self._run()
-        with self._checkpoints.keeping(self):
-            return self._run()
+        try:
+            with contextlib.nullcontext() if self._checkpoints is None else self._checkpoints.keeping(self):
+                self._run()
+        except (TrainingDiverged, NotFiniteError) as error:
+            if not self.best.record:
+                raise
+            # What may follow tells of the last parameters, which are not kept.
+            self.best.diverged = str(error).partition(";")[0]
+            if current().first:
+                kept = f"the evaluation of epoch {show_cell(self.best.record['epoch'])}, the best so far, is kept"
+                _log.warning("%s; %s", self.best.diverged, kept)
+        return self.best
 
-    def _run(self) -> Best:
+    def close(self) -> None:
+        """Takes back what the recipe changed of the model besides its weights."""
+        self.stepper.close()
+
+    def _run(self) -> None:
         while not self._ended():
             # A resumed training may have been stopped in either of these evaluations.
             self._check_early()
@@ -213,7 +233,6 @@ class Training:
                     self._mark()
             self._evaluate()
             self._mark()
-        return self.best
 
     @property
     def _batches(self) -> list[list]:
@@ -332,6 +351,7 @@ class Best:
         history: the records of all evaluations.
         record: the best one's; empty before the first evaluation.
         predictions: the best one's for the dev rows; None after a resume, until `settle` computes them again.
+        diverged: why the training ended before its last epoch, if it diverged; otherwise None.
     """
 
     def __init__(self, metric: str):
@@ -339,6 +359,7 @@ class Best:
         self.history: list[dict] = []
         self.record: dict = {}
         self.predictions: list | None = []
+        self.diverged: str | None = None
         self._weights: dict[str, Tensor] = {}
 
     @classmethod
@@ -346,12 +367,14 @@ class Best:
         """Makes one from what `state` returned, without predictions, whose type only their task knows."""
         best = cls(metric)
         best.history, best._weights, best.predictions = state["history"], weights, None
+        best.diverged = state.get("diverged")
         best.record = next((record for record in best.history if record["epoch"] == state["epoch"]), {})
         return best
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """The best weights, and values that JSON can hold."""
-        return self._weights, {"history": self.history, "epoch": self.record.get("epoch")}
+        diverged = {} if self.diverged is None else {"diverged": self.diverged}
+        return self._weights, {"history": self.history, "epoch": self.record.get("epoch"), **diverged}
 
     @property
     def waited(self) -> int:

@@ -21,14 +21,15 @@ DEEPSPEED = pytest.mark.skipif(
 )
 
 
-def run(directory, out, **options) -> list[dict]:
+def run(directory, out, auxiliary_lm=0.0, **options) -> list[dict]:
     """The history. 33 rows in batches of 8: the last batch has a row for one of two processes."""
     torch.manual_seed(0)
     task = registry.get("sst2")
     model, tokenizer = task.model(directory), fastbert.load_tokenizer(directory)
     # Dropout goes by places in the batch, and each process has a batch of its own.
     model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = model.dropout.p = 0.0
-    config = FinetuneConfig(epochs=2, batch_size=8, lr=1e-3, max_seqlen=16, **options)
+    recipe = {"epochs": 2, "batch_size": 8, "lr": 1e-3, "max_seqlen": 16, "auxiliary_lm": auxiliary_lm}
+    config = FinetuneConfig(**recipe, **options)
     with distributed.joined(always=bool(options)):
         history = finetune(task, model, tokenizer, rows_of(33, 1), rows_of(16, 2), config, out=out).history
     return [{name: row[name] for name in ("train_loss", "dev_loss", "accuracy")} for row in history]
@@ -53,6 +54,15 @@ def test_two_processes_come_to_what_one_does(directory, tmp_path, options):
         for got, row in zip(history, expected, strict=True):
             assert got == {name: pytest.approx(value, rel=1e-4) for name, value in row.items()}
     assert {p.name for p in (tmp_path / "two").iterdir()} == {p.name for p in (tmp_path / "one").iterdir()}
+
+
+def test_they_do_with_a_gpts_second_loss(still_gpt, tmp_path):
+    """Which is a mean over the words of a part, of which another process has more, and an idle one none."""
+    options = {"auxiliary_lm": 0.5}
+    expected = run(still_gpt, tmp_path / "one", **options)
+    for history in rank_runs.launch(lambda: run(still_gpt, tmp_path / "two", accumulate=3, **options), 2, tmp_path):
+        for got, row in zip(history, expected, strict=True):
+            assert got == {name: pytest.approx(value, rel=1e-4) for name, value in row.items()}
 
 
 @pytest.mark.parametrize(

@@ -423,6 +423,26 @@ def _one_part(directory, out) -> list:
     return [False, result.history, {n: v.numpy() for n, v in model.state_dict().items()}]
 
 
+def _with_heads_of_their_own(directory, out) -> list:
+    """In one of two processes, each of which draws another new head, as after ``manual_seed(seed + rank)``."""
+
+    def prepare(task):
+        make = task.model
+        task.model = lambda path: torch.manual_seed(world.rank) and make(path)
+
+    with distributed.joined() as world:
+        first, _ = runs.run(directory, out, prepare=prepare, callbacks=runs.stop_after(5) if world.first else None)
+        distributed.barrier(world)
+        second, _ = runs.run(directory, out, prepare=prepare, resume="auto")
+        again, _ = runs.run(directory, out, prepare=prepare, resume="auto")
+    return [first.interrupted is not None, len(second.history), len(again.history)]
+
+
+def test_two_processes_with_heads_of_their_own_go_on(directory, tmp_path):
+    told = rank_runs.launch(_with_heads_of_their_own, 2, tmp_path, directory, tmp_path / "run", seconds=60.0)
+    assert told == [[True, 3, 3]] * 2
+
+
 def test_two_processes_stop_together_and_go_on(directory, tmp_path):
     parts = rank_runs.launch(_two_parts, 2, tmp_path, directory, tmp_path / "parts")
     wholes = rank_runs.launch(_one_part, 2, tmp_path, directory, tmp_path / "whole")

@@ -26,19 +26,6 @@ ROLES = Transform(start=100, delimiter=101, extract=102)
 SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "initializer_range": 0.1}
 
 
-@pytest.fixture(scope="module")
-def word_directory(tmp_path_factory):
-    """A GPT-2 of transformers over a BERT's vocabulary of words, as one that was pre-trained on its shards."""
-    directory = tmp_path_factory.mktemp("words")
-    torch.manual_seed(1)
-    options = {"bos_token_id": WORD["[CLS]"], "eos_token_id": WORD["[SEP]"]}
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(VOCAB), **SIZES, **options)).save_pretrained(
-        directory
-    )
-    (directory / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
-    return directory
-
-
 @pytest.fixture
 def words(word_directory):
     return fastbert.load_tokenizer(word_directory)

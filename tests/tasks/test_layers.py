@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 
 import finetune_runs as runs
@@ -19,6 +20,7 @@ from fastbert.errors import InputError
 from fastbert.models.gpt_heads import GPTForSequenceClassification
 from fastbert.tasks import registry
 from fastbert.tasks.config import SearchConfig
+from fastbert.tasks.finetune import Callbacks, finetune
 from fastbert.tasks.fits import check_model
 from fastbert.tasks.layers import freeze, lr_scales
 from fastbert.tasks.stepper import Stepper
@@ -50,16 +52,47 @@ def stepper_of(directory, **options) -> Stepper:
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-def test_frozen_layers_keep_their_bits_and_get_no_gradients(directory, tmp_path, count):
+def test_frozen_layers_keep_their_bits_and_get_no_gradients(directory, tmp_path, monkeypatch, count):
+    frozen, step = [], Stepper.step
+
+    def noted(stepper, indices):
+        record = step(stepper, indices)
+        frozen.append([name for name, p in stepper.model.named_parameters() if not p.requires_grad])
+        return record
+
+    monkeypatch.setattr(Stepper, "step", noted)
     before = registry.get("sst2").model(directory).state_dict()
     result, model = runs.run(directory, tmp_path / "run", freeze=count, epochs=1)
     assert result.history[0]["train_loss"] > 0
     for name, value in model.state_dict().items():
         head = name.startswith("classifier")
         assert head or torch.equal(value, before[name]) == is_below(name, count), name
-    assert [name for name, p in model.named_parameters() if not p.requires_grad] == [
-        name for name, _ in model.named_parameters() if is_below(name, count)
-    ]
+    assert frozen == [[name for name, _ in model.named_parameters() if is_below(name, count)]] * 8
+
+
+@pytest.mark.parametrize("end", ["its end", "an error", "a recipe that is refused"])
+def test_what_a_training_changes_of_a_model_ends_with_it(directory, end):
+    """So that the next one of the same model trains all of it, but for what its user froze."""
+    task, tokenizer = registry.get("sst2"), fastbert.load_tokenizer(directory)
+    model, rows = task.model(directory), rows_of(16, 1)
+    model.bert.pooler.requires_grad_(False)
+    model.bert.encoder.layer[0].requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+
+    def on_step(_total):
+        assert model.is_gradient_checkpointing
+        if end == "an error":
+            raise KeyError
+
+    options = {"cuda_graph": "on", "accumulate": 2} if end == "a recipe that is refused" else {}
+    config = runs.config(epochs=1, freeze=2, activation_checkpointing=True, **options)
+    with contextlib.nullcontext() if end == "its end" else pytest.raises((KeyError, InputError)):
+        finetune(task, model, tokenizer, rows, rows, config, callbacks=Callbacks(on_step=on_step))
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    assert not model.is_gradient_checkpointing
+    model.gradient_checkpointing_enable()
+    finetune(task, model, tokenizer, rows, rows, runs.config(epochs=1, activation_checkpointing=True))
+    assert model.is_gradient_checkpointing, "the user's own"
 
 
 @pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"accumulate": 2}, {"precision": "bf16"}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import finetune_runs as runs
 import pytest
 import torch
@@ -15,6 +17,10 @@ from fastbert.tasks.finetune import finetune
 _TEXTS = {"squad2": runs.squad_of, "swag": runs.swag_of, "ner": runs.conll_of, "stsb": runs.stsb_of}
 
 
+def _longer(row, words: int):
+    return dataclasses.replace(row, texts=(row.texts[0] + " very" * words, *row.texts[1:]))
+
+
 def trained(directory, tmp_path, name="sst2", dropout=0.0, **changes):
     """The history of a training on 21 rows in batches of 8, of which the last has 5; and the model."""
     task = registry.get(name)
@@ -24,6 +30,8 @@ def trained(directory, tmp_path, name="sst2", dropout=0.0, **changes):
             path = tmp_path / f"{number}.txt"
             path.write_text(_TEXTS[name](count, number))
             rows[number] = list(task.read(path))
+    if name in ("stsb", "swag"):  # which have texts of one length
+        rows = [[_longer(row, at % 5) for at, row in enumerate(part)] for part in rows]
     task.learn(rows[0])
     torch.manual_seed(0)
     model = task.model(directory)
@@ -39,8 +47,18 @@ def trained(directory, tmp_path, name="sst2", dropout=0.0, **changes):
 @pytest.mark.parametrize("name", ["sst2", *_TEXTS])
 def test_a_batch_in_parts_is_the_same_step(directory, tmp_path, name):
     """Also where the parts have different numbers of labels, as of words with tags."""
-    expected, whole = trained(directory, tmp_path, name)
-    got, model = trained(directory, tmp_path, name, accumulate=3)
+    assert_same_in_parts(directory, tmp_path, name)
+
+
+@pytest.mark.parametrize("name", ["sst2", "stsb", "swag"])
+def test_it_is_with_a_gpts_second_loss(still_gpt, tmp_path, name):
+    """Which is a mean over the words of a part, of which another has more."""
+    assert_same_in_parts(still_gpt, tmp_path, name, auxiliary_lm=0.5)
+
+
+def assert_same_in_parts(directory, tmp_path, name, **options):
+    expected, whole = trained(directory, tmp_path, name, **options)
+    got, model = trained(directory, tmp_path, name, accumulate=3, **options)
     for row, other in zip(got, expected, strict=True):
         assert row == {key: pytest.approx(value, rel=1e-4) for key, value in other.items()}
     before = whole.state_dict()

@@ -463,6 +463,30 @@ def test_a_run_goes_on_with_its_columns(tmp_path, capsys):
     assert "--text-columns belongs to tasks of texts, got the task ner" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+@pytest.mark.parametrize(
+    ("kept", "given", "said"),
+    [
+        ({"text_columns": ["p", "h"]}, ["p"], "must be 2 in number, since the model was trained on p, h, got p"),
+        ({}, ["p", "h"], "must be 1 in number, since the model was trained on text, got p, h"),
+        ({"text_columns": ["b", "a"]}, ["p", "h"], None),
+        ({"text_columns": ["a"]}, ["p"], None),
+        (None, ["p", "h"], None),
+    ],
+)
+def test_a_model_of_pairs_takes_no_single_texts(tmp_path, capsys, command, kept, given, said):
+    model = tiny_bert.save(tmp_path / "model", "BertForSequenceClassification", num_hidden_layers=1)
+    if kept is not None:
+        config = json.loads((model / "config.json").read_text())
+        config["fastbert"] = {"task": "text-classification", "max_seqlen": 16, **kept}
+        (model / "config.json").write_text(json.dumps(config))
+    data = tmp_path / "data.tsv"
+    data.write_text("p\th\tlabel\ngood\tbad\t0\nfine\tfine\t1\n")
+    columns = [command, "text-classification", "--model", str(model), "--data", str(data), "--text-columns", *given]
+    assert main(columns) == (0 if said is None else 2)
+    assert said is None or f"--text-columns {said}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("begin", ["", "sep=;\r\n", '"sep=;"\r\n'])
 @pytest.mark.parametrize("mark", [";", "|"])
 def test_semicolons_between_columns_as_excel_writes_where_numbers_have_commas(begin, mark, tmp_path):
