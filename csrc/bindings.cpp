@@ -356,6 +356,7 @@ void bind_probe(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
     m.doc() = "CPU kernels of fastbert: raw pointers and sizes.";
+    m.attr("interface") = FASTBERT_INTERFACE;
     m.def("supported_isas", &supported_isas, "The instruction-set levels that run here, best last.");
     m.def("isa", &isa, "The level in use.");
     m.def("set_isa", &set_isa, "Chooses a level for the whole process; ValueError where it cannot run.");

@@ -46,6 +46,8 @@ void bind_kernels(py::module_& m) {
         const int error = cuda::device_error();
         return error ? std::string(cuda::cuda_error_text(error)) : std::string();
     });
+    m.def("cuda_versions", [] { return std::pair(cuda::driver_version(), cuda::runtime_version()); },
+          "Of the driver, 0 without one, and of the runtime that was linked: 12040 for 12.4.");
     m.def("cuda_pack",
           [](Pointer mask, int64_t batch_size, int64_t seqlen, int64_t capacity, std::array<Pointer, 5> out, Pointer stream) {
               check(cuda::pack({at<uint8_t>(mask), batch_size, seqlen, capacity, at<int64_t>(out[0]), at<int64_t>(out[1]),

@@ -13,9 +13,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from ._interface import interface
 from .errors import BackendError, InputError
 
 _log = logging.getLogger("fastbert")
+_OTHER_SOURCES = "the C++ extension was built from other sources than this fastbert"
+_AGAIN = "build it again: `pip install .`, or `python setup.py build_ext --inplace` in a checkout"
 
 
 def build_info() -> dict:
@@ -55,15 +58,24 @@ def _reason_of_build() -> str:
     return reason
 
 
+def _reason_of_interface(module: ModuleType) -> str | None:
+    """Why an extension does not fit this package, if its sources are there (a checkout, an editable installation) and
+    have changed since it was built: it would take arguments for others."""
+    wanted = interface(Path(__file__).resolve().parents[1] / "csrc")
+    if not wanted or getattr(module, "interface", None) in ("", wanted):  # "": built by CMake alone
+        return None
+    reason = f"{_OTHER_SOURCES} ({_AGAIN})"
+    # As above: whoever has built the extension does not expect to run without it.
+    _log.warning("%s", reason)
+    return reason
+
+
 class _MissingFunctionError(BackendError, AttributeError):
     """The extension lacks a function. It is an AttributeError too, so that ``hasattr`` works on the extension."""
 
 
 def _missing_function(name: str):
-    raise _MissingFunctionError(
-        f"the C++ extension was built from other sources than this fastbert: expected a function {name!r} in it, got "
-        "none (build it again: `pip install .`, or `python setup.py build_ext --inplace` in a checkout)"
-    )
+    raise _MissingFunctionError(f"{_OTHER_SOURCES}: expected a function {name!r} in it, got none ({_AGAIN})")
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
@@ -75,6 +87,8 @@ def _load() -> tuple[ModuleType | None, str | None]:
         return None, _reason_of_build()
     except ImportError as error:
         return None, f"the C++ extension does not load: {error}"
+    if reason := _reason_of_interface(module):
+        return None, reason
     module.__getattr__ = _missing_function  # called only for names that the module lacks
     wanted = os.environ.get("FASTBERT_CPU_ISA")
     if wanted:

@@ -16,5 +16,12 @@ int device_error() {
     return error != cudaSuccess ? error : count ? cudaSuccess : cudaErrorNoDevice;
 }
 
+int driver_version() {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+int runtime_version() { return CUDART_VERSION; }
+
 }  // namespace cuda
 }  // namespace fastbert

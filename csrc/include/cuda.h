@@ -55,6 +55,10 @@ constexpr int64_t LAMB_CHUNK = 16384;
 
 // Whether this process has a device that runs kernels; 0, or CUDA's error code.
 int device_error();
+// The newest version of CUDA that the driver runs, 0 without a driver, and the one that this was built with: 12040 for 12.4.
+// Asking does not initialise CUDA.
+int driver_version();
+int runtime_version();
 
 }  // namespace cuda
 }  // namespace fastbert

@@ -28,7 +28,7 @@ def _reason_of_installation() -> str | None:
     if missing:
         return missing
     if not hasattr(_native.extension(), "cuda_pack"):
-        return "the extension was built where no nvcc worked"
+        return _native.build_info().get("cuda_reason") or "the extension was built where no nvcc worked"
     if torch.version.cuda is None:
         return "this torch was built without CUDA"
     return None
@@ -40,9 +40,21 @@ _REASON = _reason_of_installation()
 
 def why_missing() -> str | None:
     """None if the kernels of csrc/cuda can run, else the reason why not."""
-    if _REASON is not None or torch.cuda.is_available():
+    if _REASON is not None:
         return _REASON
-    return "torch finds no CUDA device"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    return None if torch.compiler.is_compiling() else _reason_of_driver()  # a compiler cannot ask the extension
+
+
+@cache
+def _reason_of_driver() -> str | None:
+    """Why the driver does not run these kernels, which have a CUDA runtime of their own, although it runs torch's."""
+    driver, runtime = _native.extension().cuda_versions()
+    if driver // 1000 >= runtime // 1000:  # within a major version all go together
+        return None
+    old, new = (f"{version // 1000}.{version % 1000 // 10}" for version in (driver, runtime))
+    return f"they were built with CUDA {new}, and the driver is for {old}"
 
 
 def call(name: str, device: torch.device, *arguments) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,118 @@ def test_a_function_that_an_old_build_lacks_is_one_sentence():
     assert not hasattr(extension, "of_tomorrow")
     with pytest.raises(BackendError, match=r"expected a function 'of_tomorrow' in it, got none \(build it again"):
         extension.of_tomorrow()
+
+
+def test_an_extension_of_other_sources_is_not_called(tmp_path):
+    """As after `git pull` in an editable installation: functions take other arguments, of which some would fit."""
+    if _native.why_missing():
+        pytest.skip(_native.why_missing())
+    shutil.copytree(REPO / "csrc", tmp_path / "csrc")
+    shutil.copytree(Path(_native.__file__).parent, tmp_path / "fastbert")
+    command = [sys.executable, "-c", "from fastbert import _native; print(_native.why_missing())"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def why() -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout.strip()
+
+    assert why() == "None"
+    with open(tmp_path / "csrc" / "include" / "optimizer.h", "a") as header:
+        header.write("// another argument\n")
+    assert why() == (
+        "the C++ extension was built from other sources than this fastbert (build it again: `pip install .`, or "
+        "`python setup.py build_ext --inplace` in a checkout)"
+    )
+
+
+@pytest.fixture
+def setup_py(monkeypatch):
+    """setup.py as a module."""
+    setuptools = pytest.importorskip("setuptools")
+    pytest.importorskip("pybind11")
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    spec = importlib.util.spec_from_file_location("setup_py", REPO / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MISSING_HEADERS = """-- Detecting CXX compile features - done
+CMake Error at /tmp/pip-build-env-8jx2k1qz/overlay/lib/python3.11/site-packages/cmake/data/share/cmake-4.4/Modules/FindPackageHandleStandardArgs.cmake:290 (message):
+  Could NOT find Python (missing: Python_INCLUDE_DIRS Development.Module)
+Call Stack (most recent call first):
+  /tmp/pip-build-env-8jx2k1qz/overlay/lib/python3.11/site-packages/cmake/data/share/x.cmake:1 (find)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        (MISSING_HEADERS, "Could NOT find Python (missing: Python_INCLUDE_DIRS Development.Module)"),
+        ("[1/2]\nnvcc fatal   : Unsupported gpu architecture 'compute_90a'\n",
+         "nvcc fatal : Unsupported gpu architecture 'compute_90a'"),
+        ("a.cpp:3:1: error: expected ';'\n", "a.cpp:3:1: error: expected ';'"),
+        ("CMake Error at CMakeLists.txt:3 (project):\n  No CMAKE_CXX_COMPILER\n",
+         "CMake Error at CMakeLists.txt:3 (project): No CMAKE_CXX_COMPILER"),
+        ("all is well\n", ""),
+    ],
+)  # fmt: skip
+def test_what_a_failed_build_says_first(setup_py, output, found):
+    assert setup_py.first_error(output) == found
+
+
+def test_missing_headers_are_named(setup_py, monkeypatch, tmp_path):
+    monkeypatch.delenv("FASTBERT_NO_EXTENSION", raising=False)
+    monkeypatch.setattr(setup_py.sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(setup_py.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert setup_py.missing_tool().startswith("Python's headers (Debian's package python3-dev) were not found")
+    (tmp_path / "Python.h").touch()
+    assert setup_py.missing_tool() is None
+
+
+def test_an_nvcc_that_fails_costs_only_the_cuda_kernels(setup_py, monkeypatch, tmp_path):
+    monkeypatch.delenv("FASTBERT_NO_CUDA", raising=False)
+    tried = []
+
+    def compile_in(work, cuda):
+        tried.append(cuda)
+        if cuda:
+            raise setup_py.BuildError("compiling the C++ extension failed: nvcc fatal")
+        (work / "lib").mkdir()
+        (work / "lib" / "_C.so").touch()
+
+    monkeypatch.setattr(setup_py, "compile_in", compile_in)
+    reason = setup_py.build(tmp_path / "fastbert" / "_C.so", tmp_path / "work")
+    assert (tried, reason) == ([True, False], "compiling the C++ extension failed: nvcc fatal")
+    assert (tmp_path / "fastbert" / "_C.so").is_file()
+    monkeypatch.setattr(setup_py, "compile_in", lambda work, cuda: compile_in(work, True))
+    with pytest.raises(setup_py.BuildError):
+        setup_py.build(tmp_path / "fastbert" / "_C.so", tmp_path / "work")
+
+
+def test_a_wheel_has_no_file_of_an_earlier_build(source):
+    """pip builds in the checkout, whose build directory keeps modules that have been removed since."""
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    environment, names = {**os.environ, "FASTBERT_NO_EXTENSION": "1"}, []
+    for _ in range(2):
+        command = [sys.executable, "-c", code, str(source.parent)]
+        done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        with zipfile.ZipFile(source.parent / done.stdout.split()[-1]) as wheel:
+            names.append(set(wheel.namelist()))
+        (source / "fastbert" / "svg.py").unlink(missing_ok=True)
+        (source / "fastbert" / "recipes" / "day.yaml").unlink(missing_ok=True)
+    assert names[0] - names[1] == {"fastbert/svg.py", "fastbert/recipes/day.yaml"}
+    assert "fastbert/py.typed" in names[1]
+
+
+def test_all_package_data_is_there():
+    """setuptools says nothing of a pattern that no file matches."""
+    tomllib = pytest.importorskip("tomllib")
+    settings = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert [p for p in settings["fastbert"] if not any((REPO / "fastbert").glob(p))] == []
 
 
 def test_an_unknown_level_is_one_sentence():
@@ -126,7 +240,7 @@ NOT_BUILT = [
     (
         {"CXX": "false"},
         "configuring the C++ extension with cmake failed when fastbert was installed (`pip install -v` shows its "
-        "output): CMake Error at",
+        "output): The C++ compiler",
     ),
 ]
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,24 @@ def test_without_a_device_a_launch_is_an_error_in_words():
         pytest.raises(BackendError, match="pack: backend 'cuda' was asked for by name but cannot"),
     ):
         RoomPacking.from_mask(torch.ones(2, 3), 6)
+
+
+@pytest.mark.parametrize(
+    ("driver", "runtime", "goes"), [(12040, 13000, False), (12040, 12080, True), (13010, 12080, True)]
+)
+def test_a_driver_that_is_older_than_the_toolkit_is_said(monkeypatch, driver, runtime, goes):
+    """torch runs on it, by a runtime of its own; the kernels' runtime would refuse it at the first launch."""
+    if not built_with_cuda():
+        pytest.skip("the extension has no CUDA kernels")
+    assert _native.extension().cuda_versions()[1] >= 11000
+    extension = types.SimpleNamespace(cuda_versions=lambda: (driver, runtime))
+    monkeypatch.setattr(_native, "extension", lambda: extension)
+    monkeypatch.setattr(_cuda, "_REASON", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    _cuda._reason_of_driver.cache_clear()
+    why = _cuda.why_missing()
+    _cuda._reason_of_driver.cache_clear()
+    assert why == (None if goes else "they were built with CUDA 13.0, and the driver is for 12.4")
 
 
 def test_the_doctor_says_what_was_built(monkeypatch):
