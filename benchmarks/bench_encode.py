@@ -3,11 +3,14 @@
     python benchmarks/bench_encode.py --sentences 10000 --rounds 3
     python benchmarks/bench_encode.py --texts books.txt --sentences 10000 --threads 2 --out encode.json
     python benchmarks/bench_encode.py --sentences 200 --one-by-one --precision bf16 int8
+    python benchmarks/bench_encode.py --sentences 2000 --peer-precision bf16 --precision bf16
 
 Without --texts the sentences are random words whose numbers of tokens are log-normal (median 16, one in ten beyond 45),
 some of them cut at the model's length. Both sides are timed from texts to vectors in memory, tokenizing included; which
 goes first alternates. With --one-by-one every sentence is a call of its own, as a server's queries are, and the figure
-is the median of their milliseconds. A difference above 1e-5 is an error: there is no figure then. On a machine that
+is the median of their milliseconds. sentence-transformers computes in float32 with torch, or as --peer-backend and
+--peer-precision say. Differences are from its float32 with torch; one of our float32 above 1e-5 is an error: there is
+no figure then. On a machine that
 others use, --cpu-time counts the seconds that a processor worked for this process, with one thread. --matmul-precision
 high is torch's switch by which float32 products may be made of bfloat16 parts (docs/cpu-performance.md), for both.
 """
@@ -15,6 +18,7 @@ high is torch's switch by which float32 products may be made of bfloat16 parts (
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import statistics
@@ -31,6 +35,8 @@ from fastbert.bench.models import minilm
 from fastbert.bench.turns import in_turn, seconds
 
 LARGEST_DIFFERENCE = 1e-5
+# What sentence-transformers imports for a backend; it names each as an extra, such as sentence-transformers[onnx].
+NEEDED = {"torch": (), "onnx": ("onnxruntime", "optimum.onnxruntime"), "openvino": ("openvino", "optimum.intel")}
 
 
 def parse() -> argparse.Namespace:
@@ -41,6 +47,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch-size", type=int, nargs="*", default=[32, 128], help="sentence-transformers' own")
+    parser.add_argument("--peer-backend", choices=tuple(NEEDED), default="torch", help="sentence-transformers' own")
+    parser.add_argument("--peer-precision", choices=("fp32", "bf16"), default="fp32", help="bf16 with torch only")
     parser.add_argument("--precision", choices=("bf16", "int8"), nargs="*", default=[], help="further rows of ours")
     parser.add_argument("--matmul-precision", choices=("highest", "high"), default="highest", help="torch's, of both")
     parser.add_argument("--cpu-time", action="store_true", help="the processor's seconds in place of the clock's")
@@ -49,7 +57,35 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.cpu_time and args.threads != 1:
         parser.error("--cpu-time adds up the seconds of all threads: expected --threads 1")
+    if args.peer_precision == "bf16" and args.peer_backend != "torch":
+        parser.error(f"--peer-precision bf16 is torch's: expected --peer-backend torch, got {args.peer_backend}")
+    missing = [name for name in NEEDED[args.peer_backend] if not installed(name)]
+    if missing:
+        extra = f"pip install 'sentence-transformers[{args.peer_backend}]'"
+        parser.error(f"--peer-backend {args.peer_backend} needs {missing[0]}, which is not installed ({extra})")
     return args
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is a part of is not
+        return False
+
+
+def peer_options(backend: str, precision: str, threads: int) -> dict:
+    """Arguments of SentenceTransformer; the other backends do not heed torch's number of threads."""
+    if backend == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.SessionOptions()
+        session.intra_op_num_threads = threads
+        return {"backend": backend, "model_kwargs": {"session_options": session, "provider": "CPUExecutionProvider"}}
+    if backend == "openvino":
+        # Where a processor has bfloat16, OpenVINO would choose that by itself.
+        config = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+        return {"backend": backend, "model_kwargs": {"ov_config": config}}
+    return {"model_kwargs": {"dtype": torch.bfloat16}} if precision == "bf16" else {}
 
 
 def sentences(args: argparse.Namespace, directory: Path) -> list[str]:
@@ -75,8 +111,11 @@ def report(name: str, sentences: int, took: list, peer: list | None, error: floa
         line = f"{name:40} {row['sentences_per_second']:9.1f} sentences/s"
     if peer is not None:
         ratios = [theirs / ours for theirs, ours in zip(peer, took, strict=True)]
-        row.update(ratio=statistics.median(ratios), ratios=ratios, largest_difference=error)
-        line += f"   {row['ratio']:5.2f}x [{min(ratios):.2f}-{max(ratios):.2f}]   largest difference {error:.2g}"
+        row.update(ratio=statistics.median(ratios), ratios=ratios)
+        line += f"   {row['ratio']:5.2f}x [{min(ratios):.2f}-{max(ratios):.2f}]"
+    if error is not None:
+        row["largest_difference"] = error
+        line += f"   largest difference {error:.2g}"
     print(line, flush=True)
     return row
 
@@ -95,10 +134,13 @@ def main() -> int:
     torch.set_float32_matmul_precision(args.matmul_precision)
     directory = args.model or minilm()
     texts = sentences(args, directory)
-    theirs = SentenceTransformer(str(directory), device="cpu")
+    options = peer_options(args.peer_backend, args.peer_precision, args.threads)
+    theirs = SentenceTransformer(str(directory), device="cpu", **options)
+    kind = "".join(f", {name}" for name in (args.peer_backend, args.peer_precision) if name not in ("torch", "fp32"))
     sides = {}
     for size in args.batch_size:
-        sides[f"sentence-transformers, batches of {size}"] = lambda t, size=size: theirs.encode(t, batch_size=size)
+        name = f"sentence-transformers{kind}, batches of {size}"
+        sides[name] = lambda t, size=size: theirs.encode(t, batch_size=size)
     for precision in ("fp32", *args.precision):
         encoder = SentenceEncoder.from_pretrained(directory, precision=precision)
         sides[f"fastbert, {precision}"] = encoder.encode
@@ -107,8 +149,10 @@ def main() -> int:
     setting = f"{args.threads} threads, {args.rounds} rounds, {measure}"
     print(f"{len(texts)} sentences, {tokens:.1f} tokens on average, {setting}")
     vectors = {name: np.asarray(encode(texts)) for name, encode in sides.items()}  # also the warm-up
-    first = next(iter(sides))
-    errors = {name: float(np.abs(v - vectors[first]).max()) for name, v in vectors.items()}
+    true = vectors[next(iter(sides))]
+    if options:
+        true = SentenceTransformer(str(directory), device="cpu").encode(texts, batch_size=args.batch_size[0])
+    errors = {name: float(np.abs(v - true).max()) for name, v in vectors.items()}
     if errors["fastbert, fp32"] > LARGEST_DIFFERENCE:
         sys.exit(f"error: vectors differ by {errors['fastbert, fp32']:.3g}, {LARGEST_DIFFERENCE:g} allowed: no figures")
     clock = time.process_time if args.cpu_time else time.perf_counter
@@ -118,7 +162,7 @@ def main() -> int:
     peers = [name for name in sides if name.startswith("sentence-transformers")]
     best = min(peers, key=lambda name: statistics.median(took[name]))
     count = len(texts)
-    rows = [report(name, count, took[name], None, None, args.one_by_one) for name in peers]
+    rows = [report(name, count, took[name], None, errors[name] if options else None, args.one_by_one) for name in peers]
     ours = [name for name in sides if name not in peers]
     rows += [report(name, count, took[name], took[best], errors[name], args.one_by_one) for name in ours]
     if args.out:

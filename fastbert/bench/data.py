@@ -25,6 +25,7 @@ from ..errors import DataError
 from .pool import module_command
 from .scratch import scratch
 from .turns import in_turn
+from .worker import peak_mb
 
 PEERS = ("encode_batch", "encode_batch_fast")
 
@@ -78,7 +79,8 @@ def _run_prepare(corpus: Path, vocab: Path, threads: int, shard_tokens: int) -> 
         start = time.perf_counter()
         manifest = prepare(corpus, tokenizer, Path(directory) / "data", num_workers=threads, shard_tokens=shard_tokens)
         seconds = time.perf_counter() - start
-    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    # Not this process's ru_maxrss, which begins with the memory of the process that started it.
+    peaks = [peak_mb(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]
     return {"seconds": seconds, "peak_mb": peaks, "tokens": manifest.counts["train"]["tokens"]}
 
 

@@ -123,6 +123,7 @@ def session_dict(session: Session) -> dict:
         "kind": session.plan.kind,
         "model": session.plan.model,
         "rounds": session.plan.rounds,
+        "load_average": session.load_average,
         "workloads": {
             w.name: {"title": w.title, "lengths": list(w.lengths), "latency": w.latency} for w in session.plan.workloads
         },
@@ -138,9 +139,10 @@ def ratios(sessions: list[dict]) -> list[dict]:
     """The speed of fastbert divided by that of the best peer, per workload: above 1, fastbert is faster.
 
     Returns:
-        rows with ``workload``, ``model`` and the following, each a dictionary of "ratio" and "peer", or None if a side
-        has no figure. ``fp32``: to the best fp32 peer; ``fp32_transformers``: to the faster transformers in fp32;
-        ``bf16_transformers``: our bf16 to the same; ``bf16``: to the best bf16 peer; ``int8``: to the best int8 peer.
+        rows with ``workload``, ``model`` and the following, each a dictionary of "ratio", "least" and "most" (those of
+        single rounds) and "peer", or None if a side has no figure. ``fp32``: to the best fp32 peer, called in the best
+        way; ``fp32_transformers``: to the fastest transformers in fp32; ``bf16_transformers``: our bf16 to the same;
+        ``bf16``: to the best bf16 peer; ``int8``: to the best int8 peer.
     """
     found = []
     for session in sessions:
@@ -150,26 +152,38 @@ def ratios(sessions: list[dict]) -> list[dict]:
             others = [r for r in rows if not r["ours"]]
             transformers = [r for r in others if r["peer"] in _TRANSFORMERS and r["dtype"] == "fp32"]
             by_dtype = {dtype: [r for r in others if r["dtype"] == dtype] for dtype in ("fp32", "bf16", "int8")}
+            rounds = session["rounds"]
             found.append(
                 {
                     "workload": workload,
                     "kind": session["kind"],
                     "model": session["model"],
-                    "fp32": _ratio(ours.get("fp32"), by_dtype["fp32"]),
-                    "fp32_transformers": _ratio(ours.get("fp32"), transformers),
-                    "bf16_transformers": _ratio(ours.get("bf16"), transformers),
-                    "bf16": _ratio(ours.get("bf16"), by_dtype["bf16"]),
-                    "int8": _ratio(ours.get("int8"), by_dtype["int8"]),
+                    "fp32": _ratio(ours.get("fp32"), by_dtype["fp32"], rounds),
+                    "fp32_transformers": _ratio(ours.get("fp32"), transformers, rounds),
+                    "bf16_transformers": _ratio(ours.get("bf16"), transformers, rounds),
+                    "bf16": _ratio(ours.get("bf16"), by_dtype["bf16"], rounds),
+                    "int8": _ratio(ours.get("int8"), by_dtype["int8"], rounds),
                 }
             )
     return found
 
 
-def _ratio(mine: dict | None, others: list[dict]) -> dict | None:
+def _ratio(mine: dict | None, others: list[dict], rounds: int) -> dict | None:
     if mine is None or not others:
         return None
     best = max(others, key=lambda row: row["tokens_per_second"])
-    return {"ratio": mine["tokens_per_second"] / best["tokens_per_second"], "peer": best["variant"]}
+    by_round = [theirs / ours for theirs, ours in zip(*(_by_round(row, rounds) for row in (best, mine)), strict=True)]
+    return {
+        "ratio": mine["tokens_per_second"] / best["tokens_per_second"],
+        "least": min(by_round),
+        "most": max(by_round),
+        "peer": best["variant"],
+    }
+
+
+def _by_round(row: dict, rounds: int) -> list[float]:
+    """The median seconds of each round, all of which have the same number of runs."""
+    return [statistics.median(runs) for runs in np.reshape(row["seconds"], (rounds, -1)).tolist()]
 
 
 def write_document(document: dict, path: Path) -> None:

@@ -83,7 +83,7 @@ def run(request: Request, command: str, say: Callable[[str], None]) -> dict:
             f"{preload}: {why}"
         )
     todo = plans(request.kinds, request.model, request.only, request.quick)
-    document = results.header(command, request.threads, preload) | {"sessions": []}
+    document = results.header(command, request.threads, preload) | {"peers": list(request.peers), "sessions": []}
     rounds = request.rounds or (2 if request.quick else 7)
     for kind, name, chosen in todo:
         who = variants.choose(kind, tuple(request.peers), request.quick, preload)

@@ -2,12 +2,14 @@
 
 The order of a workload: the truth is computed; every variant prepares, runs once and is compared with the truth; then
 there are rounds, in each of which the machine's own rates are measured and every correct variant takes its turn.
+Variants that differ only in how a library is called share its process.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +72,7 @@ class Row:
         reason: the reason for any other status.
         error: as returned by `gate`.
         seconds: those of every timed run.
-        rss_mb: the peak memory of its process, weights included.
+        rss_mb: the peak memory of its process, weights included; None for a further way to call its library.
     """
 
     workload: Workload
@@ -105,9 +107,15 @@ class Session:
         self.rows: list[Row] = []
         self.rates: dict[str, list[dict[str, float]]] = {}  # by workload, one per round
         self.trace: list[tuple[str, str]] = []  # (workload, variant) of every turn, in order
+        self.load_average: float | None = None  # of the machine before the run
+        self._slow: dict[str, tuple[str, str]] = {}  # variants whose runs are not waited for again
+        self._prepared: dict[str, tuple[str, str | None]] = {}  # by process: the workload and the way that it is set to
+        self._converted: set[tuple[str, str]] = set()  # (adapter, dtype)
 
     def run(self) -> Session:
         """Runs everything. A variant's failure does not end the run."""
+        if hasattr(os, "getloadavg"):
+            self.load_average = os.getloadavg()[0]
         with scratch() as self.scratch:
             self.directory = self.scratch / "model"
             self.say(f"{self.plan.kind}: writing the model ({self.plan.model})")
@@ -161,6 +169,7 @@ class Session:
         for variant in self.plan.variants:
             if variant.missing:
                 dead[variant.name] = "skipped", variant.missing
+            if variant.missing or variant.of:
                 continue
             self.say(f"{self.plan.kind}: starting {variant.name}")
             self._load(variant, workers, dead, needed_mb=variant.memory * weights_mb + _SPARE_MB)
@@ -175,12 +184,13 @@ class Session:
             )
             return
         try:
-            if variant.converts:
+            if variant.converts and (variant.adapter, variant.dtype) not in self._converted:
                 converter = self._worker(variant.preload)
                 try:
                     converter.ask("convert", self.plan.timeout, **self._identity(variant))
                 finally:
                     converter.close()
+                self._converted.add((variant.adapter, variant.dtype))
             workers[variant.name] = worker = self._worker(variant.preload)
             worker.ask("load", self.plan.timeout, **self._identity(variant))
         except VariantFailed as failure:
@@ -190,11 +200,11 @@ class Session:
 
     def _run_workload(self, workload: Workload, workers: dict, dead: dict) -> None:
         rows, fastest = [], math.inf
-        for variant in self.plan.variants:
+        for variant in [variant for variant in self.plan.variants if variant.runs_on(workload)]:
             row = Row(workload, variant)
             rows.append(row)
-            if variant.name in dead:
-                row.fail(*dead[variant.name])
+            if why := self._slow.get(variant.name) or dead.get(variant.name) or dead.get(variant.process):
+                row.fail(*why)
                 continue
             self.say(f"{workload.name}: checking {variant.name}")
             found: list[float] = []
@@ -210,7 +220,7 @@ class Session:
             if seconds > max(_SLOW_SECONDS, _SLOW_TIMES * fastest):
                 reason = f"left out: one run of {workload.name} takes {seconds:.0f} s"
                 row.fail("skipped", reason)
-                dead[variant.name] = "skipped", reason
+                self._slow[variant.name] = "skipped", reason
         turns = {id(row): max(1, self._turn_length(row, workers, dead)) for row in rows if row.status == "ok"}
         self.rates[workload.name] = []
         for number in range(1, self.plan.rounds + 1):
@@ -222,23 +232,26 @@ class Session:
                     self._guarded(row, dead, lambda row=row, turn=turn: self._turn(row, workers, turn))
         for row in rows:
             if row.status == "ok":
-                self._guarded(row, dead, lambda row=row: self._finish(row, workers[row.variant.name]))
+                self._guarded(row, dead, lambda row=row: self._finish(row, workers[row.variant.process]))
         self.rows += rows
 
     def _guarded(self, row: Row, dead: dict, action: Callable[[], None]) -> None:
         """Runs a step of a variant. A failure only affects its row; if the process dies, its later rows fail too."""
+        if row.variant.process in dead:
+            row.fail(*dead[row.variant.process])
+            return
         try:
             action()
         except VariantFailed as failure:
             row.fail("failed", str(failure))
         except WorkerDied as death:
             row.fail("crashed", str(death))
-            dead[row.variant.name] = "crashed", str(death)
+            dead[row.variant.process] = "crashed", str(death)
 
     def _check(self, row: Row, workers: dict[str, Worker]) -> float:
         """Prepares the batch, runs it once and compares; a wrong variant gets no turns. Returns that run's seconds."""
-        name, out, worker = row.workload.name, self.scratch / "answer.npz", workers[row.variant.name]
-        worker.ask("prepare", self.plan.timeout, batch=str(self.batches[name]))
+        name, out, worker = row.workload.name, self.scratch / "answer.npz", workers[row.variant.process]
+        self._prepare(row, worker)
         start = time.monotonic()
         worker.ask("answer", self.plan.timeout, out=str(out))
         seconds = time.monotonic() - start
@@ -260,15 +273,30 @@ class Session:
         seconds = found[0] if found else math.inf
         return min(_MOST_RUNS, math.ceil(_ROUND_SECONDS / max(seconds, 1e-6))) if math.isfinite(seconds) else 1
 
+    def _prepare(self, row: Row, worker: Worker) -> bool:
+        """Sets the process of a row to its batch and way; False if it is."""
+        wanted = row.workload.name, row.variant.way
+        if self._prepared.get(row.variant.process) == wanted:
+            return False
+        self._prepared.pop(row.variant.process, None)  # a library that refuses the batch is left as set to neither
+        worker.ask("prepare", self.plan.timeout, batch=str(self.batches[wanted[0]]), way=wanted[1])
+        self._prepared[row.variant.process] = wanted
+        return True
+
     def _run_once(self, row: Row, workers: dict, warm: int = 0) -> float:
-        answer = workers[row.variant.name].ask("run", self.plan.timeout, times=1, warm=warm)
+        worker = workers[row.variant.process]
+        self._prepare(row, worker)
+        answer = worker.ask("run", self.plan.timeout, times=1, warm=warm)
         row.losses += [loss for loss in answer["losses"] if loss is not None]
         return answer["seconds"][0]
 
     def _turn(self, row: Row, workers: dict, times: int) -> None:
         self.trace.append((row.workload.name, row.variant.name))
-        # At the beginning of a turn the caches are full of the others' data, which matters for short runs.
-        answer = workers[row.variant.name].ask("run", self.plan.timeout, times=times, warm=int(times > 1))
+        worker = workers[row.variant.process]
+        switched = self._prepare(row, worker)
+        # At the beginning of a turn the caches are full of the others' data, which matters for short runs; and a
+        # library that was called in another way before may have to allocate anew.
+        answer = worker.ask("run", self.plan.timeout, times=times, warm=int(times > 1 or switched))
         row.seconds += answer["seconds"]
         row.losses += [loss for loss in answer["losses"] if loss is not None]
 
@@ -282,7 +310,8 @@ class Session:
             dead["probe"] = "failed", str(failure)
 
     def _finish(self, row: Row, worker: Worker) -> None:
-        row.rss_mb = worker.ask("peak", self.plan.timeout)["mb"]
+        if row.variant.of is None:
+            row.rss_mb = worker.ask("peak", self.plan.timeout)["mb"]
         if self.plan.kind == "training":
             first, last = row.losses[0], row.losses[-1]
             if not last < first:

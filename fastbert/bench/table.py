@@ -46,6 +46,16 @@ def _error(row: dict) -> str:
     return f"{row['error']['relative']:.1e}{tail}"
 
 
+def _circumstances(session: dict, rows: list[dict]) -> Iterator[str]:
+    """A line about how much was measured and how busy the machine was."""
+    runs = [row["runs"] for row in rows if row["status"] == "ok"]
+    if runs:
+        each = counted(runs[0], "run") if min(runs) == max(runs) else f"{min(runs)} to {max(runs)} runs"
+        load = session.get("load_average")
+        before = "" if load is None else f"; load average {load:.2f} before the session"
+        yield f"{each} of each variant in {counted(session['rounds'], 'round')}{before}"
+
+
 def workload_table(session: dict, workload: str) -> Table:
     """Every variant on one workload, in the order of their turns."""
     about = session["workloads"][workload]
@@ -54,7 +64,7 @@ def workload_table(session: dict, workload: str) -> Table:
     title = f"{workload} {session['kind']}, {session['model']}: {about['title']}; {tokens} tokens"
     if padded != tokens:
         title += f" ({100 * (1 - tokens / padded):.0f} % pads in a padded batch)"
-    table = Table(title=title, title_justify="left")
+    table = Table(title="\n".join((title, *_circumstances(session, rows))), title_justify="left")
     latency = about["latency"]
     table.add_column("variant", no_wrap=True)
     for name in ("p50 ms" if latency else "tokens/s", "p99 ms" if latency else "p20-p80", "GFLOP/s", "of peak"):
@@ -105,16 +115,36 @@ _COLUMNS = {
 }
 
 
-def ratios_table(ratios: list[dict]) -> Table:
-    """The ratios of fastbert to the best peer, with the peer's name below."""
+def _of_those_measured(title: str) -> str:
+    """ "fp32 / best fp32 peer" of a run that left peers out."""
+    ours, _, peer = title.partition(" / ")
+    dtype = peer.removeprefix("best ").removesuffix(" peer")
+    return title if dtype == peer else f"{ours} / best of the peers measured in {dtype}"
+
+
+def _ratio_cell(found: dict | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found['ratio']:.2f}x [{found['least']:.2f}-{found['most']:.2f}]\n{found['peer']}"
+
+
+def ratios_table(ratios: list[dict], peers: list[str] | tuple[str, ...] = ()) -> Table:
+    """The ratios of fastbert to the best peer, with the peer's name below.
+
+    Args:
+        ratios: as returned by `results.ratios`.
+        peers: those that the run was restricted to, which the titles of columns then say.
+    """
     table = Table(
-        title="fastbert / peer, by speed (W3: by p50 latency); above 1 fastbert is faster", title_justify="left"
+        title="fastbert / peer, by speed (W3: by p50 latency); in brackets the smallest and the largest of a round; "
+        "above 1 fastbert is faster",
+        title_justify="left",
     )
     table.add_column("workload")
     for title in _COLUMNS.values():
-        table.add_column(title, justify="right")
+        table.add_column(_of_those_measured(title) if peers else title, justify="right")
     for row in ratios:
-        cells = [f"{row[key]['ratio']:.2f}x\n{row[key]['peer']}" if row[key] else "-" for key in _COLUMNS]
+        cells = [_ratio_cell(row[key]) for key in _COLUMNS]
         table.add_row(f"{row['workload']} {row['kind']}\n{row['model']}", *cells)
     return table
 
@@ -122,6 +152,7 @@ def ratios_table(ratios: list[dict]) -> Table:
 def tables(document: dict) -> Iterator[Table]:
     """All tables of a document, in its order."""
     for session in document["sessions"]:
+        session = {"load_average": document["machine"]["load_average"], **session}  # documents of before have one alone
         for workload in session["workloads"]:
             yield workload_table(session, workload)
         rates = _rates_table(session)
@@ -131,7 +162,7 @@ def tables(document: dict) -> Iterator[Table]:
         if document.get(name):
             yield rows_table(name, document[name])
     if document.get("ratios"):
-        yield ratios_table(document["ratios"])
+        yield ratios_table(document["ratios"], document.get("peers", ()))
 
 
 def show(document: dict, console: Console) -> None:
@@ -152,7 +183,8 @@ def markdown(document: dict) -> str:
             ["---:" if column.justify == "right" else "---" for column in one.columns],
             *cells,
         ]
-        parts.append(f"**{one.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+        title = str(one.title).replace("\n", "; ")
+        parts.append(f"**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 

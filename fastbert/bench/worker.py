@@ -1,11 +1,11 @@
 """The process of one variant: reads requests from stdin and writes answers, one per line, for `pool.Worker`.
 
     {"do": "convert" | "load", "adapter": ..., "directory": ..., "dtype": ..., "threads": n}
-    {"do": "prepare", "batch": FILE.npz}         gives the adapter a batch
-    {"do": "answer", "out": FILE.npz}            writes what is compared with the truth
-    {"do": "run", "times": n, "warm": k}         k untimed runs, then seconds (and losses) of n
-    {"do": "rates"}                              the rates of the probe
-    {"do": "peak"}                               the peak memory since the model was loaded, in MB
+    {"do": "prepare", "batch": FILE.npz, "way": way}     gives the adapter a batch, and the way to call the library
+    {"do": "answer", "out": FILE.npz}                    writes what is compared with the truth
+    {"do": "run", "times": n, "warm": k}                 k untimed runs, then seconds (and losses) of n
+    {"do": "rates"}                                      the rates of the probe
+    {"do": "peak"}                                       the peak memory since the model was loaded, in MB
 
 Answers are {"ok": true, ...} or {"ok": false, "error": "..."}. What libraries print on stdout goes to stderr.
 """
@@ -64,8 +64,9 @@ class Server:
         _forget_peak()
         return {}
 
-    def prepare(self, batch: str) -> dict:
-        """Gives the adapter the batch of an .npz file."""
+    def prepare(self, batch: str, way: str | None = None) -> dict:
+        """Gives the adapter the batch of an .npz file, and the way to call its library."""
+        self.adapter.way = way
         with np.load(batch) as arrays:
             self.adapter.prepare(dict(arrays))
         return {}

@@ -41,6 +41,11 @@ class Workload:
         """The number of tokens of the padded batch."""
         return len(self.lengths) * max(self.lengths)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether its lengths differ, so that a padded batch has pads."""
+        return self.padded_tokens != self.num_tokens
+
 
 def lognormal_lengths(count: int, median: float, sigma: float, least: int, most: int) -> tuple[int, ...]:
     """Lengths at the quantiles (i + 1/2) / count of a log-normal distribution, clipped, in a fixed mixed order.
@@ -77,14 +82,14 @@ def num_predicted(lengths) -> int:
     return sum(max(1, round(0.15 * length)) for length in lengths)
 
 
-def make_batch(workload: Workload, vocab_size: int) -> dict[str, np.ndarray]:
-    """A padded batch, in the form that every library takes.
+def make_batch(workload: Workload, vocab_size: int, seed: int = 1) -> dict[str, np.ndarray]:
+    """A padded batch, in the form that every library takes; the measured batches are those of the default seed.
 
     Returns:
         ``input_ids``, ``attention_mask``, ``token_type_ids`` (B, S) int64; for training also ``labels`` (B, S) int64,
         -100 = not predicted, and ``next_sentence_label`` (B,) int64.
     """
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     lengths = np.array(workload.lengths)
     shape = (len(lengths), int(lengths.max()))
     columns = np.arange(shape[1])

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from fastbert.bench.peers import Adapter
+from fastbert.bench.peers import EACH, SORTED, Adapter, PaddedInference
 
 WIDTH = 8
 
@@ -23,6 +23,33 @@ class Right(Adapter):
 
     def step(self):
         time.sleep(0.01)
+
+
+class Padded(PaddedInference):
+    """Right in every way; a call takes as long as its rectangle is large."""
+
+    def inputs_of(self, batch):
+        return batch["input_ids"]
+
+    def hidden(self, inputs):
+        time.sleep(1e-3 * inputs.size)
+        return np.sin(inputs[..., None] * np.arange(1.0, WIDTH + 1)).astype(np.float32)
+
+
+class ForgetsTheOrder(Padded):
+    """Wrong if it sorts: what it computes is not put back to where it was."""
+
+    def prepare(self, batch):
+        super().prepare(batch)
+        if self.way == SORTED:
+            self.rows = [np.sort(rows) for rows in self.rows]
+
+
+class DiesInOneWay(Padded):
+    def hidden(self, inputs):
+        if self.way == EACH:
+            os.kill(os.getpid(), signal.SIGILL)
+        return super().hidden(inputs)
 
 
 class ForgetsMask(Right):

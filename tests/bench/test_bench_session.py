@@ -264,6 +264,22 @@ def test_document_tables_and_picture(tmp_path):
     slow, fast = (f"{rows[0]['tokens'] / rows[0][key] * 1e3:,.0f}" for key in ("p80_ms", "p20_ms"))
     assert f"{slow}-{fast}" in shown
     assert "fastbert / peer" in shown
+    assert f"{first['fp32']['ratio']:.2f}x [{first['fp32']['least']:.2f}-{first['fp32']['most']:.2f}]" in shown
+    assert first["fp32"]["least"] <= first["fp32"]["most"]
+    runs = sorted(row["runs"] for row in rows[:2])
+    each = f"{runs[0]} runs" if runs[0] == runs[1] else f"{runs[0]} to {runs[1]} runs"
+    assert f"\n{each} of each variant in 2 rounds; load average {session.load_average:.2f} before the session\n" in (
+        "\n" + "\n".join(line.strip() for line in shown.splitlines()) + "\n"
+    )
+    written = table.markdown(document)
+    assert f"8 tokens (20 % pads in a padded batch); {each} of each variant in 2 rounds; load average" in written
+    assert "fp32 / best fp32 peer" in written
+    restricted = table.markdown(document | {"peers": ["sdpa"]})
+    titles = [line for line in restricted.splitlines() if line.startswith("| workload |")]
+    assert titles == [
+        "| workload | fp32 / best of the peers measured in fp32 | fp32 / transformers fp32 | bf16 / transformers fp32 "
+        "| bf16 / best of the peers measured in bf16 | int8 / best of the peers measured in int8 |"
+    ]
     assert plot.plot(document, tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -286,28 +302,34 @@ def test_all_weights_of_the_measured_model_say_something(tmp_path):
 
 
 def test_ratios_by_hand():
-    def row(variant, dtype, speed, ours=False, peer="x", status="ok"):
+    def row(variant, dtype, speed, ours=False, peer="x", status="ok", seconds=(1.0, 1.0)):
         return {
             "workload": "W", "status": status, "dtype": dtype, "ours": ours, "variant": variant,
-            "peer": peer, "tokens_per_second": speed,
+            "peer": peer, "tokens_per_second": speed, "seconds": list(seconds),
         }  # fmt: skip
 
+    def ratio(value, peer, least=1.0, most=1.0):
+        return {"ratio": value, "least": least, "most": most, "peer": peer}
+
     rows = [
-        row("us", "fp32", 300.0, ours=True, peer="fastbert"),
+        # Rounds of three runs and of one: medians of 2 and 1 seconds, beside 3 and 4.
+        row("us", "fp32", 300.0, ours=True, peer="fastbert", seconds=(2.0, 9.0, 1.0, 1.0, 0.5, 1.0)),
         row("us16", "bf16", 900.0, ours=True, peer="fastbert"),
         row("our reference", "fp32", 290.0, ours=True, peer="reference"),  # no peer of ours
         row("eager", "fp32", 100.0, peer="eager"),
         row("sdpa", "fp32", 150.0, peer="sdpa"),
-        row("best", "fp32", 200.0),
+        row("best", "fp32", 170.0),
+        row("best, called otherwise", "fp32", 200.0, seconds=(3.0, 4.0)),
         row("liar", "fp32", None, status="wrong"),
         row("peer16", "bf16", 450.0),
         row("sdpa16", "bf16", 400.0, peer="sdpa"),
     ]
-    (found,) = results.ratios([{"kind": "inference", "model": "m", "workloads": {"W": {}}, "rows": rows}])
-    assert found["fp32"] == {"ratio": 1.5, "peer": "best"}
-    assert found["fp32_transformers"] == {"ratio": 2.0, "peer": "sdpa"}
-    assert found["bf16_transformers"] == {"ratio": 6.0, "peer": "sdpa"}
-    assert found["bf16"] == {"ratio": 2.0, "peer": "peer16"}
+    session = {"kind": "inference", "model": "m", "rounds": 2, "workloads": {"W": {}}, "rows": rows}
+    (found,) = results.ratios([session])
+    assert found["fp32"] == ratio(1.5, "best, called otherwise", 1.5, 4.0)
+    assert found["fp32_transformers"] == ratio(2.0, "sdpa", 0.5, 1.0)
+    assert found["bf16_transformers"] == ratio(6.0, "sdpa")
+    assert found["bf16"] == ratio(2.0, "peer16")
     assert found["int8"] is None
 
 

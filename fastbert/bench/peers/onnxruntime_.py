@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import Adapter
+from . import PaddedInference
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -44,7 +44,7 @@ def export(directory: Path, path: Path) -> None:
         )
 
 
-class Inference(Adapter):
+class Inference(PaddedInference):
     @classmethod
     def convert(cls, directory: Path, dtype: str) -> None:
         import onnx
@@ -84,17 +84,12 @@ class Inference(Adapter):
         self.session = onnxruntime.InferenceSession(
             str(directory / f"onnxruntime-{dtype}.onnx"), options, providers=["CPUExecutionProvider"]
         )
-
-    def prepare(self, batch: dict[str, np.ndarray]) -> None:
         # The optimiser changes some inputs to int32.
-        wanted = {entry.name: np.int32 if "int32" in entry.type else np.int64 for entry in self.session.get_inputs()}
-        self.inputs = {name: batch[name].astype(dtype) for name, dtype in wanted.items()}
+        inputs = self.session.get_inputs()
+        self.types = {entry.name: np.int32 if "int32" in entry.type else np.int64 for entry in inputs}
 
-    def _hidden(self) -> np.ndarray:
-        return self.session.run(None, self.inputs)[0]
+    def inputs_of(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: batch[name].astype(dtype) for name, dtype in self.types.items()}
 
-    def answer(self) -> dict[str, np.ndarray]:
-        return {"hidden": self._hidden()}
-
-    def step(self) -> None:
-        self._hidden()
+    def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        return self.session.run(None, inputs)[0]

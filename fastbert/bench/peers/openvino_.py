@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from . import Adapter
+from ..workloads import Workload, lognormal_lengths, make_batch
+from . import PaddedInference
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-_CALIBRATION_BATCHES = 8
+# NNCF's own default of samples, here in padded pairs. Batches of a benchmark are drawn with other seeds than these.
+_CALIBRATION_SEQUENCES, _AT_ONCE, _FIRST_SEED = 300, 2, 1000
 
 
 def convert(directory: Path):
@@ -26,18 +28,22 @@ def convert(directory: Path):
         return openvino.convert_model(model, example_input=dict.fromkeys(_INPUTS, ids))
 
 
-def _calibration(vocab_size: int) -> list[dict[str, np.ndarray]]:
-    """Batches for the calibration, with other ids than the measured ones."""
-    rng = np.random.default_rng(99)
-    shape = (4, 64)
-    ones, zeros = np.ones(shape, np.int64), np.zeros(shape, np.int64)
+def calibration(vocab_size: int, most: int) -> list[dict[str, np.ndarray]]:
+    """Batches for the calibration: made like the measured ones, of other ids, with lengths of all workloads.
+
+    Args:
+        vocab_size: the model's.
+        most: the length at which sequences are cut: the model's positions, up to BERT's 512.
+    """
+    lengths = lognormal_lengths(_CALIBRATION_SEQUENCES, median=30, sigma=1.0, least=4, most=most)
+    parts = [lengths[begin : begin + _AT_ONCE] for begin in range(0, len(lengths), _AT_ONCE)]
     return [
-        dict(zip(_INPUTS, (rng.integers(vocab_size // 2, vocab_size, shape), ones, zeros), strict=True))
-        for _ in range(_CALIBRATION_BATCHES)
+        make_batch(Workload("calibration", "", "inference", part), vocab_size, seed=_FIRST_SEED + number)
+        for number, part in enumerate(parts)
     ]
 
 
-class Inference(Adapter):
+class Inference(PaddedInference):
     @classmethod
     def convert(cls, directory: Path, dtype: str) -> None:
         import openvino
@@ -48,7 +54,8 @@ class Inference(Adapter):
         if dtype == "int8":
             import nncf
 
-            batches = _calibration(BertConfig.from_pretrained(directory).vocab_size)
+            config = BertConfig.from_pretrained(directory)
+            batches = calibration(config.vocab_size, min(512, config.max_position_embeddings))
             model = nncf.quantize(model, nncf.Dataset(batches), model_type=nncf.ModelType.TRANSFORMER)
         openvino.save_model(model, directory / f"openvino-{dtype}.xml", compress_to_fp16=False)
 
@@ -65,17 +72,15 @@ class Inference(Adapter):
         self.request = compiled.create_infer_request()
         self.inputs_of_model = compiled.inputs
 
-    def prepare(self, batch: dict[str, np.ndarray]) -> None:
+    def inputs_of(self, batch: dict[str, np.ndarray]) -> dict:
         import openvino
 
-        self.inputs = {}
+        inputs = {}
         for entry in self.inputs_of_model:
             (name,) = set(_INPUTS) & entry.get_names()
-            self.inputs[entry] = openvino.Tensor(batch[name])
+            inputs[entry] = openvino.Tensor(batch[name])
+        return inputs
 
-    def answer(self) -> dict[str, np.ndarray]:
-        self.step()
-        return {"hidden": self.request.get_output_tensor(0).data.copy()}
-
-    def step(self) -> None:
-        self.request.infer(self.inputs, share_inputs=True)
+    def hidden(self, inputs: dict) -> np.ndarray:
+        # Results of one call of several are copied, since the request computes the next ones in the same place.
+        return self.request.infer(inputs, share_inputs=True, share_outputs=len(self.inputs) == 1)[0]
