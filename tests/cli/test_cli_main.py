@@ -69,8 +69,10 @@ def test_help_keeps_to_the_screen_but_for_commands_to_copy(command, capsys, monk
 @pytest.mark.parametrize("width", ["1", "20"])
 def test_help_of_a_terminal_that_is_too_narrow(width):
     """In a process, since tyro would never end in 1 column."""
-    narrow = fastbert("encode", "--help", env={**os.environ, "COLUMNS": width}).stdout
-    assert narrow == fastbert("encode", "--help", env={**os.environ, "COLUMNS": "40"}).stdout
+    narrow, wider = (fastbert("encode", "--help", env={**os.environ, "COLUMNS": each}) for each in (width, "40"))
+    assert narrow.returncode == wider.returncode == 0
+    assert narrow.stdout == wider.stdout
+    assert "--model" in narrow.stdout
 
 
 @pytest.mark.parametrize("command", ["encode", "finetune"])

@@ -82,7 +82,7 @@ def commands(lines: Iterable[str]) -> list[list[str]]:
         reader.whitespace_split = True
         words = [*reader, ";"] if "fastbert " in line else []
         for start, word in enumerate(words, 1):
-            if word == "fastbert" and words[start] in COMMANDS:
+            if word == "fastbert" and re.fullmatch(r"[a-z][a-z-]*", words[start]):
                 end = next(at for at in range(start, len(words)) if words[at][0] in ";|<>&" or words[at] == "...")
                 if words[end] != "...":
                     found.append(words[start:end])
@@ -124,6 +124,8 @@ def asked(tmp_path, monkeypatch, capsys):
     (tmp_path / "sst2.yaml").write_text(options[1])
 
     def ask(words: list[str]) -> str:
+        if words[0] not in COMMANDS:
+            return f"no such command: {words[0]}"
         (tmp_path / "RUN" / "config.yaml").write_text(options[1] if words[0] == "finetune" else "data: DATA\n")
         monkeypatch.setattr(_command_module(words[0]), "run", lambda args: None)
         return capsys.readouterr().err or f"status {status}" if (status := main(words)) else ""
@@ -154,12 +156,14 @@ def test_a_command_that_is_not_accepted_is_found(asked):
         "A=1 torchrun -m fastbert pretrain --data DATA --out RUN --precision fp4  # fast",
         "cat lines.txt | fastbert encode --model DIR - && ls",
         "fastbert report RUN ...",
+        "fastbert pretrian --data DATA --out RUN",
     ]
     said = {words[0]: asked(words) for words in commands(printed)}
-    assert set(said) == {"vocab", "pretrain", "encode"}
+    assert set(said) == {"vocab", "pretrain", "encode", "pretrian"}
     assert "--out" in said["vocab"]
     assert "fp4" in said["pretrain"]
     assert said["encode"] == ""
+    assert said["pretrian"] == "no such command: pretrian"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import peak_memory
+import pretraining_runs
 import pytest
 
 from fastbert import files
@@ -469,17 +471,21 @@ def test_what_may_be_of_a_call_that_begins_stays(tmp_path):
     assert list(tmp_path.iterdir()) == [young]
 
 
+@pytest.mark.skipif(not peak_memory.STATUS.exists(), reason="needs /proc")
 def test_memory_does_not_grow_with_the_corpus(vocab, tmp_path):
-    """Peak memory of preparing 2 and 20 MB, each in a process of its own with one worker."""
+    """Peak memory of preparing 2 and 20 MB, each in a process of its own with one worker: it grew by 2.3 MiB. To keep
+    the ids would take 8 MiB more, the text 19."""
     code = (
-        "import resource, sys\nfrom fastbert.data.prepare import prepare\n"
+        "import sys\nfrom fastbert.data.prepare import prepare\nfrom peak_memory import peak_mib\n"
         "line = 'The quick brown fox jumps over the lazy dog, and nobody minds it much.'\n"
         "documents = ((str(n), [line] * 100) for n in range(int(sys.argv[3])))\n"
         "prepare(documents, sys.argv[1], sys.argv[2], num_workers=1, shard_tokens=1 << 17)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(peak_mib())\n"
     )
     peaks = []
     for count in (280, 2800):
         command = [sys.executable, "-c", code, str(vocab), str(tmp_path / str(count)), str(count)]
-        peaks.append(int(subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=True).stdout))
-    assert peaks[1] < 1.15 * peaks[0]
+        done = subprocess.run(command, capture_output=True, text=True, env=pretraining_runs.environment(), check=True)
+        peaks.append(float(done.stdout))
+    print(f"peaks of {peaks[0]:.1f} and {peaks[1]:.1f} MiB")
+    assert peaks[1] < peaks[0] + 5

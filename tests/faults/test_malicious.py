@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import peak_memory
 import pretraining_runs as runs
 import pytest
 import safetensors.torch
@@ -26,19 +28,20 @@ import json, resource, sys
 import torch, fastbert, fastbert.models, fastbert.weights.reading
 from fastbert.errors import FastbertError
 import fastbert.data.corpus, fastbert.train.config
+from peak_memory import peak_mib
 torch.set_num_threads(1)
 with open("/proc/self/statm") as file:
     size = int(file.read().split()[0]) * resource.getpagesize()
 limit = size + int(sys.argv[1]) * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-before, told = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, {}
+before, told = peak_mib(), {}
 for name, (code, arguments) in json.loads(sys.argv[2]).items():
     try:
         exec(code, {"arguments": arguments, "fastbert": fastbert, "torch": torch})
         said = "accepted"
     except FastbertError as error:
         said = str(error)
-    told[name] = said, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    told[name] = said, peak_mib() - before
 print(json.dumps(told))
 """
 
@@ -48,7 +51,7 @@ def bounded(pieces: dict[str, tuple[str, list[str]]], mib: int = 400) -> dict[st
 
     One process does all: an import takes longer than most of them.
     """
-    if not Path("/proc/self/statm").exists():
+    if not peak_memory.STATUS.exists():
         pytest.skip("needs /proc")
     command = [sys.executable, "-c", _BOUNDED, str(mib), json.dumps(pieces)]
     done = subprocess.run(command, capture_output=True, text=True, env=runs.environment(), timeout=600)
@@ -117,7 +120,10 @@ def test_neither_memory_nor_patience_is_lost_on_sizes(tmp_path):
     assert "512" in told["tokens"][0]
     for path in files:
         assert f"{path}:1: expected lines of at most" in told[path.name][0]
-    assert all(grown < 100 for _, grown in told.values()), told
+    # Peaks since the start: of the million tokens 12 MiB were measured, 8 of them the ids, of configurations nothing
+    # more, and 38 with a line, of which 16 MiB are read. A float for each token and hidden unit would be 31 MiB.
+    limits = {name: 48 if name in {path.name for path in files} else 24 for name in told}
+    assert all(grown < limits[name] for name, (_, grown) in told.items()), told
 
 
 @pytest.mark.soak
@@ -128,7 +134,7 @@ def test_a_line_of_a_gigabyte_is_refused(tmp_path, name):
     said, grown = bounded({"line": (_READ, [str(path)])})["line"]
     print(f"{name}: {grown:.0f} MiB more")
     assert f"{path}:1: expected lines of at most" in said
-    assert grown < 100
+    assert grown < 48
 
 
 class Payload:
@@ -166,20 +172,101 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, name):
     assert not target.exists()
 
 
-def test_no_load_path_of_ours_can_unpickle():
-    """`pickle` and `torch.load` without weights_only do not occur in what reads files."""
-    package = Path(fastbert.__file__).parent
-    guilty = []
-    for path in package.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        for number, line in enumerate(text.splitlines(), 1):
-            loads = "torch.load(" in line and "weights_only=True" not in line
-            unsafe = any(
-                word in line for word in ("pickle.load", "yaml.load(", "yaml.unsafe_load", "trust_remote_code=True")
+_UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "shelve", "marshal"}
+_SAFE_YAML = {"safe_load", "safe_load_all", "SafeLoader", "CSafeLoader"}
+# Values under these names let a file bring code with it, unless they are False.
+_PERMISSIONS = {"allow_pickle", "trust_remote_code"}
+
+
+def _runs_what_it_reads(node: ast.AST) -> bool:
+    """Whether a node of a program can unpickle, or run what else a file says."""
+
+    def is_constant(value: ast.AST, expected: bool) -> bool:
+        return isinstance(value, ast.Constant) and value.value is expected
+
+    match node:
+        case ast.Import(names=names):
+            return any(alias.name.partition(".")[0] in _UNPICKLERS for alias in names)
+        case ast.ImportFrom(module="torch" | "torch.serialization" | "yaml", names=names):
+            return any("load" in alias.name.lower() and alias.name not in _SAFE_YAML for alias in names)
+        case ast.ImportFrom(module=str(module), level=0):
+            return module.partition(".")[0] in _UNPICKLERS
+        case ast.keyword(arg=name, value=value) if name in _PERMISSIONS:
+            return not is_constant(value, False)
+        case ast.Dict(keys=keys, values=values):
+            named = zip(keys, values, strict=True)
+            return any(
+                isinstance(key, ast.Constant) and key.value in _PERMISSIONS and not is_constant(value, False)
+                for key, value in named
             )
-            if loads or unsafe:
-                guilty.append(f"{path.relative_to(package)}:{number}: {line.strip()}")
-    assert not guilty
+        case ast.Call(func=function, args=arguments, keywords=keywords):
+            name = ast.unparse(function)
+            if name in ("torch.load", "torch.serialization.load"):
+                return not any(each.arg == "weights_only" and is_constant(each.value, True) for each in keywords)
+            imports = name in ("__import__", "import_module", "importlib.import_module")
+            return imports and isinstance(arguments[0], ast.Constant) and arguments[0].value in _UNPICKLERS
+        case ast.Attribute(value=ast.Name(id="yaml"), attr=name):
+            return "load" in name.lower() and name not in _SAFE_YAML
+        case ast.Attribute(attr="read_pickle"):
+            return True
+    return False
+
+
+def _unpickling_lines(source: str) -> list[str]:
+    lines = source.splitlines()
+    found = {node.lineno for node in ast.walk(ast.parse(source)) if _runs_what_it_reads(node)}
+    return [f"{number}: {lines[number - 1].strip()}" for number in sorted(found)]
+
+
+def test_no_load_path_of_ours_can_unpickle():
+    """Neither `pickle` and its kin nor `torch.load` without weights_only nor a permission for a file's code occurs."""
+    package = Path(fastbert.__file__).parent
+    paths = list(package.rglob("*.py"))
+    assert any("torch.load(" in path.read_text(encoding="utf-8") for path in paths)
+    assert not [f"{p.relative_to(package)}:{line}" for p in paths for line in _unpickling_lines(p.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "import json, shelve as store",
+        "from dill import load",
+        "from joblib.numpy_pickle import load",
+        "    import marshal",
+        'module = importlib.import_module("cPickle")',
+        'module = __import__("pickle")',
+        "frame = pandas.read_pickle(path)",
+        "state = torch.load(path)",
+        "state = torch.load(path, weights_only=False)",
+        "state = torch.load(path, weights_only=safe)",
+        "from torch import load",
+        "values = np.load(path, allow_pickle=True)",
+        "values = np.load(path, allow_pickle=option)",
+        "model = AutoModel.from_pretrained(path, trust_remote_code=True)",
+        'options = {"trust_remote_code": True}',
+        "options = yaml.load(text, Loader=yaml.Loader)",
+        "options = yaml.full_load(text)",
+        "loads = yaml.unsafe_load_all",
+        "from yaml import unsafe_load",
+        "class Strict(yaml.FullLoader): pass",
+    ],
+)
+def test_what_can_unpickle_is_found(line):
+    assert _unpickling_lines(f"if True:\n  pass\n{line}" if line[0] != " " else f"def f():\n\n{line}")[0][:2] == "3:"
+
+
+def test_what_cannot_unpickle_is_not_found():
+    source = """
+import json, yaml, picklescan
+from yaml import safe_load
+from .pickle import table
+state = torch.load(path, map_location="cpu", weights_only=True)
+values = np.load(path, mmap_mode="r"), np.load(path, allow_pickle=False)
+options = yaml.safe_load(text), yaml.SafeLoader(text), {"trust_remote_code": False}
+module = importlib.import_module("json"), json.load(file), "pickle"
+"""
+    assert _unpickling_lines(source) == []
 
 
 @pytest.mark.parametrize("kind", ["parent", "absolute", "link"])

@@ -16,6 +16,7 @@ import fastbert
 from fastbert import _native, ops
 from fastbert.errors import CheckpointError, InputError
 from fastbert.modules.quantized_linear import QuantizedLinear
+from fastbert.modules.said import say_once
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
@@ -85,6 +86,7 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family, calls, caplog):
+    say_once.cache_clear()
     model = new(family)
     exact, others = logits(model), [p.clone() for name, p in model.named_parameters() if "layer" not in name]
     assert fastbert.quantize(fastbert.patch(model)) is model

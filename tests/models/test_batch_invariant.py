@@ -170,9 +170,16 @@ def test_results_and_gradients_are_those_without_it():
     hf.assert_same_gradients(ours, theirs, torch.float32)
 
 
-def test_sentence_vectors(tmp_path, threads):
-    save(tmp_path, "BertModel")
+def test_sentence_vectors(tmp_path, threads, monkeypatch):
+    save(tmp_path, "BertModel", **SIZES)
     encoder = SentenceEncoder.from_pretrained(tmp_path, device="cpu")  # where it can be had
+    modes, vectors = [], encoder._vectors
+
+    def noted(*args):
+        modes.append(fastbert.ops.is_batch_invariant())
+        return vectors(*args)
+
+    monkeypatch.setattr(encoder, "_vectors", noted)
     texts = ["a", "the quick brown fox", "a b c d e f g h", "fox", "", "the the the the"] * 3
     with pytest.raises(TypeError):
         encoder.encode(texts, False)
@@ -181,6 +188,12 @@ def test_sentence_vectors(tmp_path, threads):
         assert np.array_equal(encoder.encode(texts, batch_invariant=True, token_budget=budget), alone)
     order = [5, 0, 3, 1]
     assert np.array_equal(encoder.encode([texts[i] for i in order], batch_invariant=True), alone[order])
+    assert modes
+    assert all(modes)
+    modes.clear()
+    encoder.encode(texts)
+    assert modes
+    assert not any(modes)
 
 
 def _refused(do, *words: str) -> None:

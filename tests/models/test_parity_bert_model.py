@@ -14,6 +14,7 @@ from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 import fastbert
 from fastbert.errors import BackendError, InputError
+from fastbert.modules.said import say_once
 from fastbert.packing import PackedBatch
 
 DTYPES = (torch.float32, torch.float64)
@@ -72,6 +73,19 @@ def test_a_model_without_pooler_packs_left_padding(mask_name, caplog):
     _loss(expected, kept, with_pooler=False).backward()
     _loss(got, kept, with_pooler=False).backward()
     hf.assert_same_gradients(ours, theirs, torch.float32)
+
+
+@pytest.mark.parametrize("mask_name", ["left", "hole_at_first"])
+def test_left_padding_under_a_pooler_is_said_once(mask_name, caplog):
+    say_once.cache_clear()
+    _, ours = hf.pair("BertModel")
+    for _ in range(2):
+        ours(**hf.inputs(), attention_mask=hf.masks()["prefix"])
+        ours(**hf.inputs(), attention_mask=hf.masks()[mask_name])
+    said = [record for record in caplog.records if record.name == "fastbert"]
+    assert [record.levelname for record in said] == ["WARNING"]
+    assert "takes the padded reference path" in said[0].message
+    assert "the first token of a sequence is masked (left padding)" in said[0].message
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.float32])

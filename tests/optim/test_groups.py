@@ -75,6 +75,7 @@ def test_biases_of_torchs_own_layers_do_not_decay():
     assert all("weight" in name for name in names_of(model, decay))
     assert len(decay["params"]) == 4 + 2
     assert all("bias" in name for name in names_of(model, keep))
+    assert len(keep["params"]) == 4 + 2
 
 
 def with_gradients(dtype: torch.dtype, scale: float) -> list[nn.Parameter]:

@@ -86,7 +86,6 @@ def test_what_one_of_two_identities_lacks_is_a_difference():
             saving.check_same("run", saved, now)
 
 
-@pytest.mark.skipif(len(levels.LEVELS) < 2, reason="needs C++ kernels of two levels")
 def test_a_run_that_another_process_is_at_is_not_even_read(directory, stopped, tmp_path, monkeypatch, capsys):
     """It might be removing the checkpoint that is read. By the command too, before the rows are read."""
     one = [runs.config(seed=s, resume="auto") for s in (1, 2)]
@@ -105,6 +104,7 @@ def test_a_run_that_another_process_is_at_is_not_even_read(directory, stopped, t
     assert not (stopped / "run.lock").exists()
 
 
+@pytest.mark.skipif(len(levels.LEVELS) < 2, reason="needs C++ kernels of two levels")
 def test_a_resume_says_what_computes_otherwise(directory, stopped, whole, caplog):
     """In one line; the same conditions are nothing to tell, and lead to the same bits."""
     before, count = _native.isa(), torch.get_num_threads()
