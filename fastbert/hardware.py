@@ -333,6 +333,18 @@ def give_back_freed_memory() -> bool:
     return True
 
 
+def peak_memory_mib() -> float:
+    """The largest resident memory of this process since its program began, in MiB."""
+    for line in _lines("/proc/self/status"):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    import resource
+
+    # Where a process begins with the peak of the one that started it, and macOS counts bytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+
+
 def gpu_slug(gpu: str) -> str:
     """A GPU's name for files and directories: lower-case letters, digits and hyphens; "none" if it has none of
     these."""

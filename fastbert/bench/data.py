@@ -22,10 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import DataError
+from ..hardware import peak_memory_mib
 from .pool import module_command
 from .scratch import scratch
 from .turns import in_turn
-from .worker import peak_mb
 
 PEERS = ("encode_batch", "encode_batch_fast")
 
@@ -80,7 +80,7 @@ def _run_prepare(corpus: Path, vocab: Path, threads: int, shard_tokens: int) -> 
         manifest = prepare(corpus, tokenizer, Path(directory) / "data", num_workers=threads, shard_tokens=shard_tokens)
         seconds = time.perf_counter() - start
     # Not this process's ru_maxrss, which begins with the memory of the process that started it.
-    peaks = [peak_mb(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]
+    peaks = [peak_memory_mib(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]
     return {"seconds": seconds, "peak_mb": peaks, "tokens": manifest.counts["train"]["tokens"]}
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
+from .. import hardware
 from ..processes import killed_with_the_parent
 from . import peers
 
@@ -31,20 +31,6 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
-
-
-def peak_mb() -> float:
-    """The peak resident memory of this process since `_forget_peak`, in MB."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    except OSError:
-        found = None
-    if found:
-        return int(found[1]) / 1024
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
 
 
 class Server:
@@ -94,7 +80,7 @@ class Server:
 
     def peak(self) -> dict:
         """The peak memory since `load`, in MB."""
-        return {"mb": peak_mb()}
+        return {"mb": hardware.peak_memory_mib()}
 
 
 _REQUESTS = ("convert", "load", "prepare", "answer", "run", "rates", "peak")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import resource
-import sys
 from collections.abc import Sequence
 
 import torch
 
+from ..hardware import peak_memory_mib
 from ..packing import PackedBatch
 from . import flops
 
@@ -17,8 +16,7 @@ def memory_mib(device: torch.device) -> float:
     """The peak memory so far in MiB: allocated on the GPU if the model is on one, otherwise this process's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    # Linux counts in KiB, macOS in bytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return peak_memory_mib()
 
 
 _LOSSES = ("_loss", "_mlm", "_nsp", "_mlm_right", "_nsp_right")
