@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .transforms import is_exported
+from .transforms import is_exported, is_transformed
 
 
 def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
@@ -63,6 +63,14 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
         elif longest > max_seqlen:
             raise InputError(f"max_seqlen must be at least the longest sequence, {longest}, got {int(max_seqlen)}")
     return cu_seqlens.to(torch.int32), int(max_seqlen)
+
+
+def check_end(cu_seqlens: Tensor, num_tokens: int) -> None:
+    """Raises InputError for bounds on a CPU that end before the last token, which attention would leave out; the other
+    faults of bounds are found where they are used."""
+    known = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+    if known and cu_seqlens.numel() and int(cu_seqlens[-1]) < num_tokens:
+        raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}")
 
 
 def _check_ascent(cu_seqlens: Tensor, lengths: Tensor, num_tokens: int) -> None:

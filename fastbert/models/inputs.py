@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..model_config import ModelConfig
 from ..modules.layout import Layout, PackedLayout, lay_out
-from ..packing import CallerShape, PackedBatch, checked_bounds
+from ..packing import CallerShape, PackedBatch, check_end, checked_bounds
 from ..rng import DropoutKey
 from ..transforms import is_exported
 from .checks import check_ids, check_tensors
@@ -205,6 +205,7 @@ def _open_packed_batch(batch: PackedBatch, config: BertConfig | GPTConfig, key: 
     """The tokens of a `PackedBatch`."""
     _check_length(config, batch.max_seqlen)
     check_ids(config, batch.input_ids, batch.token_type_ids, batch.position_ids)
+    check_end(batch.cu_seqlens, len(batch.input_ids))
     return Tokens(
         batch.input_ids,
         batch.token_type_ids,

@@ -107,7 +107,7 @@ def test_a_run_is_not_called_as_standard_output(tmp_path, monkeypatch):
     """The command line's own check sees no YAML file, and no call from Python."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="expected a run directory, got -, which is the name of standard output"):
-        module._resume_point(PretrainConfig(out="-"), Path("-"))
+        module._resume_point(PretrainConfig(out="-"), Path("-"), False)
 
 
 def test_a_missing_yaml(tmp_path):
