@@ -77,13 +77,20 @@ def test_labels_alone_give_the_same_loss_and_gradients(tmp_path):
     assert [adapter.step() for _ in range(8)][-1] < first
 
 
-def test_compiled_inference_is_frozen_and_does_not_mix_up_its_shapes(tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
+@pytest.fixture
+def settings_of_the_compiler():
+    """Sets back what a compiled peer sets. pytest's monkeypatch would leave torch's configuration without the entry."""
     import torch._dynamo
     import torch._inductor.config
 
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    monkeypatch.setattr(torch._inductor.config, "freezing", False)
+    with torch._dynamo.config.patch(recompile_limit=8), torch._inductor.config.patch(freezing=False):
+        yield
+
+
+def test_compiled_inference_is_frozen_and_does_not_mix_up_its_shapes(tmp_path, settings_of_the_compiler):
+    pytest.importorskip("transformers")
+    import torch
+
     models.make_directory("base", tmp_path, CONFIG)
     adapter = peers.load(".transformers_:CompiledInference")(tmp_path, "fp32", 1)
     assert torch._inductor.config.freezing

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import fastbert
 from fastbert import _native
 
 pytestmark = [
@@ -40,6 +42,11 @@ print(created[0])
 def test_a_new_thread_computes_with_torchs_number_of_threads(count):
     environment = {**os.environ, "OMP_NUM_THREADS": "5", "FASTBERT_BACKEND": "cpu"}
     run = subprocess.run(
-        [sys.executable, "-c", COUNTED, str(count)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", COUNTED, str(count)],
+        env=environment,
+        cwd=Path(fastbert.__file__).parents[1],  # and not a checkout without the extension
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert int(run.stdout) == count - 1
