@@ -11,6 +11,7 @@ template <class Kernel> Kernel of_this_level(Kernel kernel, const char* what) {
     return kernel;
 }
 
+auto tiles() { return of_this_level(kernels().gemm_bf16x2, "tiles"); }
 auto winograd() { return of_this_level(kernels().gemm_f32_winograd, "Winograd products"); }
 
 }  // namespace
@@ -23,6 +24,7 @@ int64_t packed_size(DType dtype, int64_t n, int64_t k) {
 }
 
 void pack_weight(const PackArgs& args) {
+    if (args.dtype == DType::bf16x2) tiles();
     if (args.dtype == DType::f32_winograd) winograd();
     kernels().pack_weight(args);
 }
@@ -32,12 +34,13 @@ bool has_bf16_attention() { return kernels().fast_bf16_attention; }
 bool has_winograd() { return kernels().gemm_f32_winograd != nullptr; }
 
 void gemm(const GemmArgs& args) {
-    if (args.dtype == DType::bf16x2) return of_this_level(kernels().gemm_bf16x2, "tiles")(args);
+    if (args.dtype == DType::bf16x2) return tiles()(args);
     if (args.dtype == DType::f32_winograd) return winograd()(args);
     (args.dtype == DType::bf16 ? kernels().gemm_bf16 : kernels().gemm_f32)(args);
 }
 
 void weight_grad(const WeightGradArgs& args) {
+    if (args.dtype == DType::bf16x2) return of_this_level(kernels().weight_grad_bf16x2, "tiles")(args);
     (args.dtype == DType::bf16 ? kernels().weight_grad_bf16 : kernels().weight_grad_f32)(args);
 }
 

@@ -2,6 +2,9 @@
 #include "ops.h"
 
 #include "gemm_pack.h"
+#if defined(FASTBERT_TILES)
+#include "gemm_parts.h"
+#endif
 #if defined(FASTBERT_WINOGRAD)
 #include "gemm_winograd.h"
 #endif
@@ -17,21 +20,6 @@ inline uint16_t half(const float* p) {
     std::memcpy(&bits, p, 4);
     const uint32_t nan = 0u - uint32_t((bits & 0x7fffffff) > 0x7f800000);
     return uint16_t(((rounded(bits) & ~nan) | ((bits | 0x400000) & nan)) >> 16);
-}
-// Part P of two of a float32 number.
-template <int P> struct PartOf {
-    float whole;
-};
-template <int P> inline uint16_t half(const PartOf<P>* p) {
-    uint16_t parts[2];
-    split(p->whole, parts[0], parts[1]);
-    return parts[P];
-}
-template <int P> inline float one(const PartOf<P>* p) {
-    const uint32_t bits = uint32_t(half(p)) << 16;
-    float out;
-    std::memcpy(&out, &bits, 4);
-    return out;
 }
 inline void put(float x, float* to) { *to = x; }
 inline void put(float x, bf16* to) { to->bits = half(&x); }
@@ -134,6 +122,45 @@ template <int PAIR, class T, class P> void pack(const PackArgs& g, int64_t padde
     });
 }
 
+#if defined(FASTBERT_TILES)
+// 32 steps of a panel of a float32 weight in two parts, which are `part` elements apart.
+void pack_step_in_parts(const Source<float>& from, int64_t first, int width, int64_t inside, bf16* out, int64_t part) {
+    if (from.column == 1) {
+        for (int64_t i = 0; i < PARTS_STEP; i += 2) {
+            const float* even = i < inside ? from.at(first, i) : nullptr;
+            const float* odd = i + 1 < inside ? from.at(first, i + 1) : nullptr;
+            split_pairs(even, odd, width, as_words(out + i * PANEL), as_words(out + part + i * PANEL));
+        }
+        return;
+    }
+    bf16 rows[2][PANEL * PARTS_STEP];
+    for (int r = 0; r < PANEL; ++r)
+        split_step(r < width ? from.at(first + r, 0) : nullptr, r < width ? inside : 0, rows[0] + r * PARTS_STEP,
+                   rows[1] + r * PARTS_STEP);
+    for (int p = 0; p < 2; ++p)
+        rows_to_columns(as_words(rows[p]), PARTS_STEP / 2, PANEL, PARTS_STEP / 2, as_words(out + p * part));
+}
+
+void pack_in_parts(const PackArgs& g) {
+    const int64_t padded = round_up(g.k, PARTS_STEP), panels = divide_up(g.n, PANEL), part = panels * PANEL * padded;
+    const Source<float> from(g, static_cast<const float*>(g.w));
+    parallel_ranges(panels, 2 * padded * PANEL, [&](int64_t begin, int64_t end) {
+        const auto pack = [&](int64_t panel, int64_t k0) {
+            const int64_t first = panel * PANEL, width = g.n - first < PANEL ? g.n - first : PANEL;
+            const int64_t inside = g.k - k0 < PARTS_STEP ? g.k - k0 : PARTS_STEP;
+            bf16* out = static_cast<bf16*>(g.packed) + (panel * padded + k0) * PANEL;
+            pack_step_in_parts(Source<float>(g, from.at(0, k0)), first, int(width), inside, out, part);
+        };
+        if (g.transposed)
+            for (int64_t k0 = 0; k0 < padded; k0 += PARTS_STEP)
+                for (int64_t panel = begin; panel < end; ++panel) pack(panel, k0);
+        else
+            for (int64_t panel = begin; panel < end; ++panel)
+                for (int64_t k0 = 0; k0 < padded; k0 += PARTS_STEP) pack(panel, k0);
+    });
+}
+#endif
+
 #if defined(FASTBERT_WINOGRAD)
 // A float32 weight chunk by chunk, each scaled.
 template <class T> void pack_scaled(const PackArgs& g) {
@@ -156,13 +183,9 @@ template <class T> void pack_scaled(const PackArgs& g) {
 }  // namespace
 
 void pack_panels(const PackArgs& g) {
-    if (g.dtype == DType::bf16x2) {
-        const int64_t padded = round_up(g.k, 32);
-        PackArgs part = g;
-        pack<2, PartOf<0>, bf16>(part, padded);
-        part.packed = static_cast<char*>(g.packed) + packed_size(DType::bf16, g.n, g.k);
-        return pack<2, PartOf<1>, bf16>(part, padded);
-    }
+#if defined(FASTBERT_TILES)
+    if (g.dtype == DType::bf16x2) return pack_in_parts(g);
+#endif
     const bool from_half = g.w_dtype == DType::bf16;
 #if defined(FASTBERT_WINOGRAD)
     if (g.dtype == DType::f32_winograd) return (from_half ? pack_scaled<bf16> : pack_scaled<float>)(g);

@@ -2,41 +2,12 @@
 #include "ops.h"
 
 #include "gemm_epilogue.h"
+#include "gemm_parts.h"
 #include "gemm_tile.h"
 
 namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
-
-// The two parts of up to 32 numbers, of which `inside` are there; the others are zero.
-void split_slowly(const float* x, int64_t inside, bf16* first, bf16* second) {
-    for (int c = 0; c < STEP; ++c) split(c < inside ? x[c] : 0.0f, first[c].bits, second[c].bits);
-}
-
-#if defined(FASTBERT_LEVEL_AVX512)
-// False, and nothing is written, if there are infinities, NaN or what rounding would make infinite.
-inline bool split_step(Vec low, Vec high, bf16* first, bf16* second) {
-    const auto large = [](Vec v) { return _mm512_cmp_ps_mask(abs(v).v, set(0x1.ffp127f).v, _CMP_NLT_UQ); };
-    if (large(low) | large(high)) return false;
-    const auto halves = [](Vec v, bf16* whole, bf16* rest) {
-        const __m256i rounded = narrow(v);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(whole), rounded);
-        store(rest, v - widen(rounded));
-    };
-    halves(low, first, second);
-    halves(high, first + W, second + W);
-    return true;
-}
-#endif
-
-inline void split_step(const float* x, int64_t inside, bf16* first, bf16* second) {
-#if defined(FASTBERT_LEVEL_AVX512)
-    const Vec low = inside >= W ? load(x) : load(x, int(inside));
-    const Vec high = inside >= STEP ? load(x + W) : inside > W ? load(x + W, int(inside - W)) : set(0.0f);
-    if (split_step(low, high, first, second)) return;
-#endif
-    split_slowly(x, inside, first, second);
-}
 
 // Rows of float32 as tiles [k / 32][16][32], their two parts `part` elements apart.
 void pack_parts(const float* a, int64_t lda, int rows, int64_t k, bf16* out, int64_t part) {

@@ -3,6 +3,7 @@
 
 #include "gemm_epilogue.h"
 #if defined(FASTBERT_TILES)
+#include "gemm_parts.h"
 #include "gemm_tile.h"
 #else
 #include "gemm_core.h"
@@ -29,14 +30,39 @@ template <class T> void column_sums(const WeightGradArgs& g) {
 
 // The form in which x is packed.
 #if defined(FASTBERT_TILES)
-template <class T> constexpr DType FORM = DType::bf16;
+template <class T> constexpr int PARTS = sizeof(T) / sizeof(bf16);
+template <class T> constexpr DType FORM = PARTS<T> == 2 ? DType::bf16x2 : DType::bf16;
 #else
 template <class T> using Factor = typename FactorOf<T>::Type;
 template <class T> constexpr DType FORM = Step<Factor<T>>::FORM;
 #endif
 
-// Tokens whose x is packed at a time.
-constexpr int64_t TOKENS = 2048;
+// Tokens whose x is packed at a time. In two parts x would otherwise be read from memory once for every few rows of dw, as
+// few parts of dy fit a block (docs/LOG.md).
+#if defined(FASTBERT_TILES)
+template <class T> constexpr int64_t TOKENS = PARTS<T> == 2 ? 512 : 2048;
+#else
+template <class T> constexpr int64_t TOKENS = 2048;
+#endif
+
+#if defined(FASTBERT_TILES)
+// Columns of a matrix as tiles [rows / 32][16][32], as pack_transposed() of gemm_tile.h, in two parts `part` elements apart.
+void pack_columns(const float* x, int64_t ldx, int columns, int64_t rows, bf16* out, int64_t part) {
+    for (int64_t row = 0; row < rows; row += STEP) {
+        float squares[2][EDGE * EDGE];
+        for (int pair = 0; pair < EDGE; ++pair) {
+            const int64_t r = row + 2 * pair;
+            split_pairs(r < rows ? x + r * ldx : nullptr, r + 1 < rows ? x + (r + 1) * ldx : nullptr, columns,
+                        squares[0] + pair * EDGE, squares[1] + pair * EDGE);
+        }
+        for (int p = 0; p < 2; ++p)
+            rows_to_columns(squares[p], EDGE, EDGE, EDGE, as_words(out + p * part + row * EDGE));
+    }
+}
+void pack_columns(const bf16* x, int64_t ldx, int columns, int64_t rows, bf16* out, int64_t) {
+    pack_transposed(x, ldx, columns, rows, out);
+}
+#endif
 
 #if defined(FASTBERT_PAIRS)
 // Numbers that came from bfloat16, two by two in a word.
@@ -69,10 +95,10 @@ void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, i
         take(dw + row * ldw + column, ldw, tile, rows, columns, token == 0);
     };
 #if defined(FASTBERT_TILES)
-    const auto pack = [&](int64_t row, int rows, bf16* out, int64_t) {
-        pack_transposed(dy + row, g.ldy, rows, tokens, out);
+    const auto pack = [&](int64_t row, int rows, bf16* out, int64_t part) {
+        pack_columns(dy + row, g.ldy, rows, tokens, out, part);
     };
-    multiply_tiles<1>(g.n, g.k, tokens, packed, nullptr, pack, AtOnce<decltype(finish)>{finish});
+    multiply_tiles<PARTS<T>>(g.n, g.k, tokens, packed, nullptr, pack, AtOnce<decltype(finish)>{finish});
 #elif defined(FASTBERT_PAIRS)
     const auto pack = [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
         for (int64_t p = 0; p < steps; ++p) {
@@ -99,15 +125,15 @@ void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, i
 
 template <class T, class C> void sum_tokens(const WeightGradArgs& g, C* dw, int64_t ldw) {
     if (g.m <= 0) add_tokens<T>(g, 0, 0, dw, ldw);
-    for (int64_t token = 0; token < g.m; token += TOKENS)
-        add_tokens<T>(g, token, g.m - token < TOKENS ? g.m - token : TOKENS, dw, ldw);
+    for (int64_t token = 0; token < g.m; token += TOKENS<T>)
+        add_tokens<T>(g, token, g.m - token < TOKENS<T> ? g.m - token : TOKENS<T>, dw, ldw);
 }
 
 template <class T> void run(const WeightGradArgs& g) {
     if (g.db) column_sums<T>(g);
     if (!g.dw) return;
     if (g.dw_dtype == DType::f32) return sum_tokens<T>(g, static_cast<float*>(g.dw), g.ldw);
-    if (g.m <= TOKENS) return sum_tokens<T>(g, static_cast<bf16*>(g.dw), g.ldw);
+    if (g.m <= TOKENS<T>) return sum_tokens<T>(g, static_cast<bf16*>(g.dw), g.ldw);
     float* wide = static_cast<float*>(thread_buffer(Scratch::gemm_c, 4 * g.n * g.k));
     sum_tokens<T>(g, wide, g.k);
     parallel_ranges(g.n, g.k, [&](int64_t begin, int64_t end) {
@@ -122,6 +148,9 @@ template <class T> void run(const WeightGradArgs& g) {
 
 #if !defined(FASTBERT_TILES) && !defined(FASTBERT_PAIRS)
 void weight_grad_f32(const WeightGradArgs& g) { run<float>(g); }
+#endif
+#if defined(FASTBERT_TILES)
+void weight_grad_bf16x2(const WeightGradArgs& g) { run<float>(g); }
 #endif
 #if !defined(FASTBERT_WINOGRAD)
 void weight_grad_bf16(const WeightGradArgs& g) { run<bf16>(g); }

@@ -29,6 +29,7 @@ void gemm_bf16x2(const GemmArgs&);
 void gemm_f32_winograd(const GemmArgs&);
 void weight_grad_f32(const WeightGradArgs&);
 void weight_grad_bf16(const WeightGradArgs&);
+void weight_grad_bf16x2(const WeightGradArgs&);
 double probe(Probe, int64_t iterations, double* seconds);
 double probe_copy(const void* from, void* to, int64_t bytes);
 

@@ -12,7 +12,9 @@ void specialise(Kernels& table) {
     table.weight_grad_f32 = weight_grad_f32;
 #endif
 #if defined(FASTBERT_TILES)
+    table.pack_weight = pack_panels;
     table.gemm_bf16x2 = gemm_bf16x2;
+    table.weight_grad_bf16x2 = weight_grad_bf16x2;
 #endif
 #if defined(FASTBERT_TILES) || defined(FASTBERT_PAIRS)
     table.attention_forward = attention_forward;

@@ -11,7 +11,7 @@ const Kernels kernels = {
     attention_forward, attention_backward, false,
     gemm_int8,
     pack_panels,  gemm_f32,      gemm_bf16, nullptr, nullptr, weight_grad_f32,
-    weight_grad_bf16,
+    weight_grad_bf16, nullptr,
     embedding_forward, embedding_backward, adamw, lamb, grad_norm,
     probe,        probe_copy,
 };

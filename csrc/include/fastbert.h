@@ -88,6 +88,7 @@ struct Kernels {
     void (*gemm_f32_winograd)(const GemmArgs&);  // null at levels without it
     void (*weight_grad_f32)(const WeightGradArgs&);
     void (*weight_grad_bf16)(const WeightGradArgs&);
+    void (*weight_grad_bf16x2)(const WeightGradArgs&);  // null at levels without tiles
     // Both return -1, or the first token with an id that is out of range; they have then done nothing else.
     int64_t (*embedding_forward)(const EmbeddingArgs&, void* out, float* mean, float* rstd);
     int64_t (*embedding_backward)(const EmbeddingBackwardArgs&);

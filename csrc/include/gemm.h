@@ -49,7 +49,7 @@ struct PackArgs {
 
 // dw = dy^T x and db = column sums of dy: dy (m, n), x (m, k), dw (n, k).
 struct WeightGradArgs {
-    DType dtype;  // of dy and x
+    DType dtype;  // of dy and x; bf16x2: they are float32, and multiplied in two parts
     const void* dy;
     int64_t ldy;
     const void* x;

@@ -15,6 +15,7 @@ from ..tasks.config import FinetuneConfig
 from ..tasks.files import read_lines, shorten
 from ..tasks.results import FinetuneResult, show_cell
 from ..tasks.search import trials_table
+from ..train.precision import float32_products
 from ..wording import counted
 from ._finetune_options import Finetune
 from ._tables import print_table
@@ -36,9 +37,8 @@ def header(
     print(f"model      {args.model}: {counted(model.num_parameters(), 'parameter')}")
     print(f"data       {args.task}: {counted(rows[0], 'training row')}, {counted(rows[1], 'dev row')}")
     seeds = f"seeds {args.seed} to {args.seed + args.restarts - 1}" if args.restarts > 1 else f"seed {args.seed}"
-    print(
-        f"training   {_recipe(args, len(configs))}, at most {args.max_seqlen} tokens a row, {args.precision}, {seeds}"
-    )
+    recipe, precision = _recipe(args, len(configs)), _precision(args, model.device)
+    print(f"training   {recipe}, at most {args.max_seqlen} tokens a row, {precision}, {seeds}")
     print(f"device     {model.device}, {counted(torch.get_num_threads(), 'thread')}")
     print(f"backends   {ops.served()}", flush=True)
 
@@ -55,6 +55,13 @@ def one_answer(task: Task, args: Finetune, train_rows: Sequence[Row], dev_rows: 
         shown = f": {shorten(str(labels[0]))}" if isinstance(labels[0], (str, float)) else ""
         first = f" (--limit-{kind.removesuffix('ing')} takes the first rows)" if len(labels) < len(rows) else ""
         print(f"warning: the {len(labels)} {kind} rows all have the same answer{shown}{first}", file=sys.stderr)
+
+
+def _precision(args: Finetune, device: torch.device) -> str:
+    if args.precision != "fp32":
+        return args.precision
+    products = float32_products(args.float32_matmul_precision, device)
+    return "fp32" if products == "highest" else f"fp32 (products: {products})"
 
 
 def _recipe(args: Finetune, trainings: int) -> str:

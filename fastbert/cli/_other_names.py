@@ -15,6 +15,7 @@ _NAMES = {
     "--epochs": ("num-train-epochs", "num-epochs"),
     "--eval-every": ("eval-steps",),
     "--evaluate": ("do-eval",),
+    "--float32-matmul-precision": ("tf32", "allow-tf32", "matmul-precision"),
     "--freeze": ("freeze-layers", "num-frozen-layers", "freeze-embeddings"),
     "--keep": ("save-total-limit",),
     "--layer-decay": ("layerwise-learning-rate-decay", "layer-wise-lr-decay", "layerwise-lr-decay", "lr-layer-decay"),

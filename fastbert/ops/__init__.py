@@ -47,7 +47,7 @@ from . import (  # noqa: F401
     _triton_packing,
 )
 from ._cpu_int8 import int8_attention_dtype
-from ._cpu_linear import products_in_two_parts
+from ._cpu_linear import has_two_parts, products_in_two_parts
 from ._dispatch import backend, current_backend, is_fused, served
 from ._double_backward import without_graph
 from ._graph_mode import cuda_graphs
@@ -90,6 +90,7 @@ __all__ = [
     "fused_encoder",
     "gelu",
     "gradients_in_place",
+    "has_two_parts",
     "int8_attention_dtype",
     "is_batch_invariant",
     "is_fused",

@@ -2,9 +2,9 @@
 
 Bfloat16 is always computed here, also in training: without AMX, torch's bfloat16 product is slower than its float32
 product, and it ends the process with an illegal instruction on a processor that announces AMX but has no tiles.
-Float32 without a gradient is computed here for few rows, where reading the weights takes most of the time, and, if
-`torch.set_float32_matmul_precision` or `products_in_two_parts` allows it, for many rows on AMX tiles, in two bfloat16
-parts.
+Float32 without a gradient is computed here for few rows, where reading the weights takes most of the time. Float32 of
+many rows, also in training, is computed on AMX tiles, in two bfloat16 parts, if `torch.set_float32_matmul_precision` or
+`products_in_two_parts` allows it.
 On AMD processors with AVX-512 all float32 is computed here, except the smallest products in training: the library in
 torch reaches 45 to 85 % of our rate, and on Zen 4 and 5 ours is Winograd's inner product, which is faster than
 multiply-adds can be (docs/cpu-performance.md).
@@ -33,6 +33,8 @@ FLOAT32_ROWS = 64
 # On AMD processors, products in training are ours from this many rows and multiply-adds on. Weights change in every
 # step and are packed three times in it, which takes longer than it saves in smaller products (docs/LOG.md).
 TRAINING_ROWS, TRAINING_PRODUCTS = 24, 1 << 24
+# For the same reason, on AMX's tiles from this many rows on.
+TWO_PARTS_TRAINING_ROWS = 128
 
 # Further forms of a packed float32 weight (DType in csrc/include/types.h): each number as the sum of two bfloat16
 # numbers, and numbers scaled for Winograd's inner product.
@@ -57,10 +59,16 @@ class _Allowed(threading.local):
 _allowed = _Allowed()
 
 
+def has_two_parts() -> bool:
+    """Whether `products_in_two_parts` makes a difference on this processor."""
+    return _native.why_missing() is None and _native.extension().has_bf16x2()
+
+
 @contextmanager
 def products_in_two_parts() -> Iterator[None]:
-    """Inside the block, this thread's float32 products without a gradient may round each factor to the sum of two
-    bfloat16 numbers where that is faster, as torch's "high" allows everywhere."""
+    """Inside the block, this thread's float32 products may round each factor to the sum of two bfloat16 numbers where
+    that is faster, as torch's "high" allows everywhere. For products of a backward pass, the block in which it runs
+    counts."""
     _allowed.depth += 1
     try:
         yield
@@ -148,7 +156,8 @@ def _backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tup
         (m, n), k = dy.shape, x.shape[-1]
         matrices = dy.data_ptr(), dy.stride(0), rows.data_ptr(), rows.stride(0)
         gradient = dw.data_ptr() if wants[1] else 0, k, _cpu.code(dw), db.data_ptr() if wants[2] else 0
-        _native.extension().weight_grad(_cpu.code(dy), *matrices, *gradient, m, n, k)
+        form = _TWO_PARTS if two_parts(dy.dtype, m) else _cpu.code(dy)
+        _native.extension().weight_grad(form, *matrices, *gradient, m, n, k)
     return dx, dw, db
 
 
@@ -221,11 +230,11 @@ def _is_quicker(x: Tensor, weight: Tensor, trains: bool, records: bool) -> bool:
         records: any gradient is needed.
     """
     isa, rows = _native.isa(), x.numel() // max(x.shape[-1], 1)
+    if two_parts(x.dtype, rows):
+        return not trains or rows >= TWO_PARTS_TRAINING_ROWS
     if hardware.is_amd() and isa.startswith("avx512"):
         return not trains or (rows >= TRAINING_ROWS and rows * weight.numel() >= TRAINING_PRODUCTS)
-    if records:
-        return False
-    return two_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx")))
+    return not records and rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx"))
 
 
 # Float32 in a compiler's graph. The graph serves any number of rows, so the choice is made when it runs.

@@ -28,9 +28,10 @@ FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
 _MOST = 100_000
 """Upper limit of epochs and of trainings. They are planned one by one, so a far larger number would never start."""
 
-# Options that a run may be resumed with other values of: how often and where something is written, and what a step is
-# divided into, which changes rounding and dropout's draws (a resumed run says so) or not even these.
+# Options that a run may be resumed with other values of: how often and where something is written, what a step is
+# divided into and how it rounds, which changes rounding and dropout's draws (a resumed run says so) or not even these.
 NEUTRAL = {"log_every", "save_every", "keep", "wandb", "resume", "accumulate", "activation_checkpointing"}
+NEUTRAL |= {"float32_matmul_precision"}
 
 
 @dataclass(kw_only=True)
@@ -126,6 +127,10 @@ class FinetuneConfig(TaskOptions):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """bf16 and fp16 keep fp32 weights and multiply in these types; fp16, for GPUs without bfloat16, also scales the
     loss, and skips steps until the scale fits."""
+    float32_matmul_precision: Literal["auto", "highest", "high"] = "auto"
+    """How the factors of float32 products are rounded in training steps: highest = not at all; high = to 16 bits on a
+    CPU with AMX, to TF32 on a GPU; auto = high on a CPU with AMX, otherwise torch's own setting. Evaluations are not
+    changed."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Pad batches to a few shapes, for each of which a GPU replays one graph of the whole step: auto = on one GPU, if
     the head allows it; on = fail if it is not possible (a CPU computes the same batches without a graph)."""

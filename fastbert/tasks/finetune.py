@@ -67,7 +67,8 @@ def finetune(
         now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
         # Weights may differ, since new heads may have been drawn from other seeds; those of rank 0 are used.
         alike = {name: value for name, value in now.items() if name != "model's weights"}
-        divided = {name: getattr(config, name) for name in ("accumulate", "activation_checkpointing")}
+        rounding = ("accumulate", "activation_checkpointing", "float32_matmul_precision")
+        divided = {name: getattr(config, name) for name in rounding}
         same_on_all(current(), alike | divided)
         now["model's weights"] = on_first(current(), lambda: now["model's weights"])
         if start.ended:

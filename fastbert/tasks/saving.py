@@ -25,6 +25,7 @@ from ..errors import CheckpointError
 from ..signals import StopRequest
 from ..train import arithmetic, checkpoint
 from ..train.distributed import current
+from ..train.precision import float32_products
 from .base import Row, Task
 from .config import NEUTRAL, FinetuneConfig
 from .runs import CHECKPOINTS, Start
@@ -188,7 +189,9 @@ class FinetuneCheckpoints:
         self._saved = (tensors, state) if "training" in state else None
 
     def _computed_with(self) -> dict:
-        return arithmetic.computed_with(current()) | {"micro-batches": self.config.accumulate}
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        own = {"float32 products": float32_products(self.config.float32_matmul_precision, device)}
+        return arithmetic.computed_with(current()) | own | {"micro-batches": self.config.accumulate}
 
     def __enter__(self) -> FinetuneCheckpoints:
         self._stop.__enter__()

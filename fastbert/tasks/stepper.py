@@ -17,6 +17,7 @@ from ..modules.mode import plain_outputs
 from ..optim import schedules
 from ..packing import PackedBatch
 from ..train import shaped_steps
+from ..train.precision import float32_products, use_float32_products
 from . import layers
 from .base import Example, Task
 from .config import FinetuneConfig
@@ -98,6 +99,11 @@ class Stepper:
 
     def step(self, indices: Sequence[int]) -> dict:
         """Makes a step on the examples of these indices; returns step, loss, grad_norm, lr and tokens."""
+        device = self.engine.device
+        with use_float32_products(float32_products(self.config.float32_matmul_precision, device), device):
+            return self._step(indices)
+
+    def _step(self, indices: Sequence[int]) -> dict:
         engine, world = self.engine, self.engine.world
         self.model.train()
         lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)

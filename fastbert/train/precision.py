@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .. import fp8
+from .. import fp8, ops
 from ..errors import BackendError, CheckpointError
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -29,6 +29,40 @@ def why_no_fp8(device: torch.device) -> str | None:
         return None
     name, least = torch.cuda.get_device_name(device), "{}.{}".format(*_LEAST_CAPABILITY)
     return f"they need a GPU of compute capability {least} or newer, got {name} with {found[0]}.{found[1]}"
+
+
+def float32_products(asked: str, device: torch.device) -> str:
+    """The precision of float32 products in training steps, "highest", "high" or "medium" as torch names them.
+
+    Args:
+        asked: "highest", "high", or "auto": high on a CPU that computes it faster (`ops.has_two_parts`), otherwise
+            torch's own setting.
+        device: where the model is trained.
+    """
+    if asked != "auto":
+        return asked
+    own = torch.get_float32_matmul_precision()
+    return "high" if own == "highest" and device.type == "cpu" and ops.has_two_parts() else own
+
+
+@contextmanager
+def use_float32_products(precision: str, device: torch.device) -> Iterator[None]:
+    """A context in which this thread's training steps on the device have this precision (`float32_products`).
+
+    On a GPU it is torch's setting of the whole process that is changed and set back.
+    """
+    before = torch.get_float32_matmul_precision()
+    if precision == before:
+        yield
+    elif precision == "high" and device.type == "cpu":
+        with ops.products_in_two_parts():
+            yield
+    else:
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 class Precision:

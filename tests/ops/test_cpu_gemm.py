@@ -267,6 +267,69 @@ def test_float32_in_two_parts(tiles, shape, activation, extras):
     check_by_the_rule(in_two_parts, shape, activation, extras, "two parts", linear_in_two_parts)
 
 
+def weight_grad(form, dy, x, dw, db=None):
+    _native.extension().weight_grad(
+        *(form, dy.data_ptr(), dy.stride(0), x.data_ptr(), x.stride(0), dw.data_ptr(), dw.stride(0), CODE[dw.dtype]),
+        *(0 if db is None else db.data_ptr(), *dy.shape, x.shape[1]),
+    )
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (33, 40, 768)])
+def test_float32_gradients_in_two_parts(tiles, shape):
+    """dX = dY W and dW = dY^T X by the rule as above; dB is a sum of floats."""
+    m, n, k = shape
+    results = []
+    for _ in range(draws(*shape)):
+        dy, x, w = (strided(torch.randn(*s)) for s in ((m, n), (m, k), (n, k)))
+        (dx, check_dx), (dw, check_dw), db = guarded(m, k, torch.float32), guarded(n, k, torch.float32), torch.empty(n)
+        gemm(dy, pack(w, torch.float32, transposed=True, form=TWO_PARTS), k, dx, form=TWO_PARTS)
+        weight_grad(TWO_PARTS, dy, x, dw, db)
+        check_dx()
+        check_dw()
+        wide = [t.double() for t in (dy, w, x)]
+        exact = wide[0] @ wide[1], wide[0].t() @ wide[2], wide[0].sum(0)
+        same = linear_in_two_parts(dy, w.t()), linear_in_two_parts(dy.t(), x.t()), dy.sum(0)
+        results.append(((dx.clone(), dw.clone(), db), exact, same))
+    for i, name in enumerate(("dx", "dw", "db")):
+        got, exact, same = (torch.cat([result[j][i].reshape(-1) for result in results]) for j in range(3))
+        if exact.numel():
+            assert_close(got, exact, same, gradient=True, what=name)
+
+
+def test_gradients_in_two_parts_depend_on_nothing_else(tiles):
+    """Not on the number of threads, nor on what the thread's memory held; of no tokens the gradient is zero; a NaN
+    stays in its column."""
+    dy, x, found = torch.randn(75, 50), torch.randn(75, 300), []
+    for count in (1, 2, 3, 4, 1):
+        with threads(count):
+            weight_grad(TWO_PARTS, torch.full((64, 64), math.nan), torch.full((64, 64), math.nan), torch.empty(64, 64))
+            found.append(torch.full((50, 300), math.nan))
+            weight_grad(TWO_PARTS, dy, x, found[-1])
+    assert found[0].isfinite().all()
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+    weight_grad(TWO_PARTS, dy[:0], x[:0], found[1])
+    assert not found[1].any()
+    for strange in (math.nan, math.inf):
+        dy[7, 20] = strange
+        weight_grad(TWO_PARTS, dy, x, found[1])
+        assert not found[1][20].isfinite().any()
+        found[1][20] = found[0][20]
+        assert torch.equal(found[1], found[0])
+
+
+def test_two_parts_are_packed_alike_from_both_sides(tiles):
+    """A weight and its transpose, whole panels and rests."""
+    for n, k in ((16, 32), (33, 7), (20, 64), (47, 50), (1, 1), (40, 1)):
+        w = torch.randn(n, k)
+        packed = pack(w, torch.float32, form=TWO_PARTS)
+        for source, transposed in ((strided(w), False), (w.t().contiguous(), True), (strided(w.t()), True)):
+            assert torch.equal(pack(source, torch.float32, transposed, form=TWO_PARTS), packed)
+        wide = torch.zeros(2, -(-n // 16) * 16, -(-k // 32) * 32)
+        wide[:, :n, :k] = torch.stack(two_parts(w))
+        expected = wide.view(2, -1, 16, wide.shape[2] // 2, 2).transpose(2, 3).bfloat16().flatten()
+        assert torch.equal(packed.view(torch.bfloat16), expected)
+
+
 def test_two_parts_of_any_float32(tiles):
     """Each is rounded, also in a tie; next to the largest, where that would overflow, the first part is cut off.
     What is not finite stays in its row and column."""
@@ -295,8 +358,13 @@ def test_two_parts_of_any_float32(tiles):
 def test_two_parts_are_multiplied_on_tiles_alone(level):
     assert _native.extension().has_bf16x2() == level.startswith("amx")
     if not level.startswith("amx"):
+        dy, x, dw = torch.randn(2, 4), torch.randn(2, 3), torch.empty(4, 3)
         with pytest.raises(ValueError, match="no tiles"):
-            in_two_parts(torch.randn(2, 3), torch.randn(4, 3), torch.empty(2, 4))
+            pack(dw, torch.float32, form=TWO_PARTS)
+        with pytest.raises(ValueError, match="no tiles"):
+            gemm(x, torch.empty(4096, dtype=torch.uint8), 4, torch.empty(2, 4), form=TWO_PARTS)
+        with pytest.raises(ValueError, match="no tiles"):
+            weight_grad(TWO_PARTS, dy, x, dw)
 
 
 @pytest.fixture
@@ -308,7 +376,7 @@ def high():
 
 
 def test_torchs_own_switch_or_ours_chooses_two_parts(tiles, high, monkeypatch):
-    """`torch.set_float32_matmul_precision("high")`: many rows without a gradient; or a block of one thread."""
+    """`torch.set_float32_matmul_precision("high")`: many rows; or a block of one thread."""
     forms = []
     true = _cpu_linear.packed_weight
     monkeypatch.setattr(_cpu_linear, "packed_weight", lambda w, form, *rest: forms.append(form) or true(w, form, *rest))
@@ -329,10 +397,38 @@ def test_torchs_own_switch_or_ours_chooses_two_parts(tiles, high, monkeypatch):
             with fastbert.batch_invariant():
                 ops.linear(x, weight, bias)
         torch.set_float32_matmul_precision("high")
-        ops.linear(x, weight.clone().requires_grad_(), bias)
         with fastbert.batch_invariant():
             ops.linear(x, weight, bias)
+        ops.linear(x, weight.clone().requires_grad_(), bias)  # a weight that trains is packed in every step
     assert TWO_PARTS not in forms
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_in_two_parts(tiles, high, compiled):
+    """All three products of a layer, in torch's own switch or in a block around both passes; in a graph too."""
+    rows = _cpu_linear.TWO_PARTS_TRAINING_ROWS
+    leaves, dout = layer(rows, 50, 70, torch.float32), torch.randn(rows, 50)
+    linear = torch.compile(ops.linear, fullgraph=True, backend="aot_eager") if compiled else ops.linear
+
+    def results():
+        with ops.backend("cpu"):
+            out = linear(*leaves)
+            return out.detach(), *torch.autograd.grad(out, leaves, dout)
+
+    x, weight, bias = (t.detach() for t in leaves)
+    same = linear_in_two_parts(x, weight, bias), linear_in_two_parts(dout, weight.t())
+    same = *same, linear_in_two_parts(dout.t(), x.t()), dout.sum(0)
+    wide = [t.double().requires_grad_() for t in (x, weight, bias)]
+    out = reference.linear(*wide)
+    exact = out.detach(), *torch.autograd.grad(out, wide, dout.double())
+    in_parts = results()
+    for i, true in enumerate(exact):
+        assert_close(in_parts[i], true, same[i], gradient=i > 0)
+    torch.set_float32_matmul_precision("highest")
+    in_float32 = results()
+    assert not any(map(torch.equal, in_float32[:3], in_parts[:3]))
+    with ops.products_in_two_parts():
+        assert all(map(torch.equal, results(), in_parts))
 
 
 def test_two_python_threads(level):
