@@ -3,9 +3,10 @@
 Prints the dev metric and the time of both for every seed, then the means. The two sides share the initial weights, the
 order of the rows, the windows of long texts and the task's metric; model, loss, optimiser, schedule and evaluation are
 each their own: transformers' side is its AutoModelFor... on batches padded to their longest sequence with torch's fused
-AdamW, as its Trainer has it. Beside the seconds of training stand the processor seconds of all, an evaluation after
-every epoch included (fastbert's early check of a few hundred rows too): on a machine that does other work too they are
-what counts.
+AdamW, as its Trainer has it. Float32 products are what each side computes by default, on AMX fastbert's in two bfloat16
+parts (docs/cpu-performance.md); `--float32-matmul-precision` sets one precision for both. Beside the seconds of
+training stand the processor seconds of all, an evaluation after every epoch included (fastbert's early check of a few
+hundred rows too): on a machine that does other work too they are what counts.
 
     python benchmarks/finetune_against_transformers.py sst2 --train train.tsv --dev dev.tsv --train-examples 4000
     python benchmarks/finetune_against_transformers.py mrpc --train msr_paraphrase_train.txt --dev-share 0.1 --epochs 3
@@ -50,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--max-seqlen", type=int, default=128)
     parser.add_argument("--dropout", type=float, help="in place of the model's own; 0 leaves nothing to chance")
+    parser.add_argument("--float32-matmul-precision", choices=("auto", "highest", "high"), default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON of the figures, after every seed; seeds that it holds are kept")
     return parser.parse_args()
@@ -168,6 +170,8 @@ def padded(examples) -> dict[str, torch.Tensor]:
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
+    if args.float32_matmul_precision != "auto":
+        torch.set_float32_matmul_precision(args.float32_matmul_precision)
     # fastbert's engine would do it when it first trains; until then the other side would be without it.
     hardware.keep_freed_memory()
     directory = args.model or minilm()
@@ -187,7 +191,12 @@ def main() -> None:
     wanted = range(args.first_seed, args.first_seed + args.seeds)
     for seed in sorted(set(wanted) - {run["seed"] for run in runs}):
         config = FinetuneConfig(
-            epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, max_seqlen=args.max_seqlen, seed=seed
+            epochs=args.epochs,
+            batch_size=args.batch_size,
+            lr=args.lr,
+            max_seqlen=args.max_seqlen,
+            seed=seed,
+            float32_matmul_precision=args.float32_matmul_precision,
         )
         with tempfile.TemporaryDirectory() as start:
             save_start(task, directory, Path(start), seed, args.dropout)
