@@ -43,15 +43,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 # others without work. pytest-xdist orders files by how many tests they have, and these have few.
 LONG = (
     "triton_backend/test_triton_in_ci.py",
+    "models/test_compile.py",
+    "stand_in/test_beside_gpu.py",
+    "tasks/test_finetune_resume.py",
     "stand_in/test_captured_steps.py",
     "ops/test_trapped_tiles.py",
-    "stand_in/test_beside_gpu.py",
+    "train/test_resume.py",
+    "bench/test_bench_session.py",
+    "train/test_signals.py",
+    "study/test_study_run.py",
+    "tasks/test_eval_every.py",
+    "study/test_study_signals.py",
     "stand_in/test_two_devices.py",
     "stand_in/test_gpu_suite.py",
-    "train/test_signals.py",
-    "train/test_resume.py",
-    "tasks/test_finetune_resume.py",
-    "bench/test_bench_session.py",
+    "train/test_zero_pretrain.py",
+    "train/test_fp8.py",
 )
 
 
@@ -119,6 +125,26 @@ def _the_peak_of_the_processor_is_measured_once():
             flops, "measured_peak", lambda device, dtype: known(device, dtype, _native.isa(), torch.get_num_threads())
         )
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_pictures():
+    """Where they are not what is tested. Imported late: many processes that tests start train nothing."""
+    import pretraining_runs
+
+    from fastbert.train import plots
+
+    drawn = {name: getattr(plots, name) for name in ("loss_plot", "score_plot")}
+    with pytest.MonkeyPatch.context() as patch:
+        pretraining_runs.leave_out_pictures(patch)
+        yield drawn
+
+
+@pytest.fixture
+def pictures(_no_pictures, monkeypatch):
+    """For a test whose run draws its loss.png."""
+    for name, function in _no_pictures.items():
+        monkeypatch.setattr(f"fastbert.train.plots.{name}", function)
 
 
 @pytest.fixture

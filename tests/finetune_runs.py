@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pretraining_runs
+import pytest
 import tiny_bert
 import torch
 import yaml
@@ -70,6 +72,7 @@ def command_in_child(arguments: list[str], told: Path) -> None:
     from fastbert.cli.main import main
 
     torch.set_num_threads(1)
+    pretraining_runs.leave_out_pictures(pytest.MonkeyPatch())
     with open(told, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

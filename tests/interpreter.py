@@ -63,9 +63,18 @@ def quicken() -> None:
 
 def _quicken_operations(core, semantic, interpreting: type) -> None:
     """For every operation the interpreter makes what follows from a type anew, broadcasts what has one shape already,
-    casts what has the type already, and looks for overflows, of which it says nothing."""
+    casts what has the type already, asks what two operands of one type become and how one integer becomes another,
+    makes a tensor of the same number again, and looks for overflows, of which it says nothing."""
     tensor, broadcast, cast = core.tensor.__init__, semantic.broadcast_impl_value, semantic.cast
     overflow, to_ir = semantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir
+    check, check_bits = semantic.binary_op_type_checking_impl, semantic.bitwise_op_type_checking_impl
+    unwrap, numbers, shapes = core._unwrap_if_constexpr, {}, {}
+
+    def unwrap_once(given):
+        """By the type, where it says all."""
+        if type(given) is core.tensor or type(given) is int:
+            return given
+        return given.value if type(given) is core.constexpr else unwrap(given)
 
     def made(self, handle, kind):
         """A tensor, of which all but its numbers is that of the type."""
@@ -75,18 +84,70 @@ def _quicken_operations(core, semantic, interpreting: type) -> None:
         vars(self).update(kind.made, handle=handle)
 
     def broadcast_once(self, a, b):
-        of_one_shape = a.type.is_block() and b.type.is_block() and list(a.type.shape) == list(b.type.shape)
-        return (a, b) if of_one_shape else broadcast(self, a, b)
+        if not isinstance(self.builder, interpreting):  # one that compiles, beside the interpreter
+            return broadcast(self, a, b)
+        key = a.type.name, b.type.name
+        if key not in shapes:
+            found = broadcast(self, a, b)
+            if len({len(x.type.shape) for x in (a, b) if x.type.is_block()}) > 1:
+                return found
+            shapes[key] = [None if to is x else to.type for x, to in zip((a, b), found, strict=True)]
+        to_a, to_b = shapes[key]
+        return (
+            a if to_a is None else spread(self.builder, a, to_a),
+            b if to_b is None else spread(self.builder, b, to_b),
+        )
+
+    def spread(builder, x, to):
+        if x.type.is_block():
+            return core.tensor(builder.create_broadcast(x.handle, to.shape), to)
+        return core.tensor(builder.create_splat(to.to_ir(builder), x.handle), to)
+
+    def check_once(self, a, b, *options, **named):
+        """Two tensors of one type stay what they are, but for quotients in 16 bits and pointers. A number becomes what
+        it became beside the last tensor of that type."""
+        known = type(a) is core.tensor, type(b) is core.tensor
+        if named or not any(known) or not isinstance(self.builder, interpreting):
+            return check(self, a, b, *options, **named)
+        if all(known):
+            kind, other = a.type, b.type
+            of_one_type = kind.scalar is other.scalar or kind.scalar.name == other.scalar.name
+            if not of_one_type or len(options) > 3 or kind.scalar.is_ptr():
+                return check(self, a, b, *options)
+            return (a, b) if kind is other or kind.name == other.name else broadcast_once(self, a, b)
+        kept, number = (a, b) if known[0] else (b, a)
+        key = kept.type.name, known, type(number), number, options
+        if key not in numbers:
+            found = check(self, a, b, *options)
+            if found[not known[0]] is not kept:
+                return found
+            numbers[key] = found[known[0]]
+        made = numbers[key]
+        made = core.tensor(type(made.handle)(made.handle.data, made.handle.dtype), made.type)
+        return (a, made) if known[0] else (made, b)
+
+    def check_bits_once(self, a, b):
+        a, b = check_once(self, a, b)
+        of_one_type = a.type.scalar.name == b.type.scalar.name and a.type.scalar.is_int()
+        return (a, b) if of_one_type else check_bits(self, a, b)
 
     def cast_once(self, given, kind, *options, **named):
-        return given if given.type.scalar is kind.scalar else cast(self, given, kind, *options, **named)
+        source, scalar = given.type.scalar, kind.scalar
+        if source is scalar:
+            return given
+        of_integers = source.is_int() and scalar.is_int() and not scalar.is_bool() and source.name != scalar.name
+        if not of_integers or any(options) or named or not isinstance(self.builder, interpreting):
+            return cast(self, given, kind, *options, **named)
+        to = given.type.with_element_ty(scalar) if given.type.is_block() else scalar
+        sign_extend = source.is_int_signed() and not source.is_bool()
+        return core.tensor(self.builder.create_int_cast(given.handle, to.to_ir(self.builder), sign_extend), to)
 
     def look_for_overflow(self, a, b, operation):
         if self.builder.options.debug:  # else Triton takes no notice of what it finds
             overflow(self, a, b, operation)
 
     def kept_ir(self, builder):
-        if not isinstance(builder, interpreting):  # one that compiles, beside the interpreter
+        if not isinstance(builder, interpreting):
             return to_ir(self, builder)
         if not hasattr(self, "ir"):
             self.ir = to_ir(self, builder)
@@ -94,6 +155,8 @@ def _quicken_operations(core, semantic, interpreting: type) -> None:
 
     core.tensor.__init__, semantic.broadcast_impl_value, semantic.cast = made, broadcast_once, cast_once
     semantic.binary_op_sanitize_overflow_impl, core.block_type.to_ir = look_for_overflow, kept_ir
+    semantic.binary_op_type_checking_impl, semantic.bitwise_op_type_checking_impl = check_once, check_bits_once
+    core._unwrap_if_constexpr = unwrap_once
 
 
 def poison(monkeypatch) -> None:

@@ -20,10 +20,15 @@ LEVELS = [level for level in SUPPORTED if level not in _INT8_ALONE]
 # supported ones: tiles in plain C++, and, where tests/ops/trapped_tiles.c is preloaded, AMX's own instructions.
 _WITHOUT_AMX = os.environ.get("FASTBERT_TEST_TILES", "amx_emulated")
 TILES = os.environ.get("FASTBERT_TEST_TILES", "amx" if "amx" in LEVELS else _WITHOUT_AMX)
-ALL_LEVELS = [*LEVELS, _WITHOUT_AMX] if LEVELS else []
+# Where there is AMX, its own instructions pass all tests of them. The emulation is compared with them there
+# (tests/ops/test_cpu_int8.py), and FASTBERT_TEST_TILES=amx_emulated runs the other tests at it too.
+_INSTEAD = [] if "amx" in LEVELS and "FASTBERT_TEST_TILES" not in os.environ else [_WITHOUT_AMX]
+ALL_LEVELS = [*LEVELS, *_INSTEAD] if LEVELS else []
 # "avx2_vnni" where only AVX-512 has its instruction: in that encoding, with the same registers.
 _IN_AVX512 = ["avx2_vnni_evex"] if "avx512_vnni" in SUPPORTED and "avx2_vnni" not in SUPPORTED else []
-INT8_LEVELS = [*SUPPORTED, *_IN_AVX512, _WITHOUT_AMX] if SUPPORTED else []
+INT8_LEVELS = [*SUPPORTED, *_IN_AVX512, *_INSTEAD] if SUPPORTED else []
+# Of which one product is enough, since integers are exact.
+EMULATED = [level for level in ("amx_emulated",) if SUPPORTED and level not in INT8_LEVELS]
 
 
 def _multiplies_eight_bits() -> bool:

@@ -58,14 +58,22 @@ def config(data: Path, out: Path, **changes) -> PretrainConfig:
 
 
 def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
-    """Runs of this process leave a mark in place of loss.png: drawing takes as long as fifteen steps of a tiny model.
-    It has tests of its own, in test_flops_plots.py."""
+    """Runs of this process leave a mark in place of loss.png: drawing takes as long as all steps of a tiny fine-tuning.
+    It has tests of its own, in test_flops_plots.py. A fine-tuning's is all that would be drawn, so that two runs can be
+    compared."""
 
-    def mark(_rows, path, **_options):
+    def loss_plot(_rows, path, **_options):
         path.write_bytes(b"a picture")
         return path
 
-    patch.setattr("fastbert.train.plots.loss_plot", mark)
+    def score_plot(rows, path, *, metric, guess=None):
+        names = ("kind", "step", "loss", "train_loss", "dev_loss", metric)
+        drawn = [{name: row[name] for name in names if name in row} for row in rows]
+        path.write_text(repr((drawn, metric, guess)))
+        return path
+
+    patch.setattr("fastbert.train.plots.loss_plot", loss_plot)
+    patch.setattr("fastbert.train.plots.score_plot", score_plot)
 
 
 def environment() -> dict[str, str]:

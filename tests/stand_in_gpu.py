@@ -36,7 +36,7 @@ def _torch() -> Path:
 def build(library: Path) -> None:
     """Compiles the device. Raises CalledProcessError, with what the compiler says."""
     includes = [f"-I{_torch() / 'include' / part}" for part in ("", "torch/csrc/api/include")]
-    options = ["-shared", "-fPIC", "-std=c++20", "-O1", "-w", f"-L{_torch() / 'lib'}"]
+    options = ["-shared", "-fPIC", "-std=c++20", "-O1", "-w", "-DAT_PER_OPERATOR_HEADERS", f"-L{_torch() / 'lib'}"]
     command = [COMPILER, *options, *includes, str(_SOURCE), "-o", str(library), "-lc10", "-ltorch_cpu"]
     subprocess.run(command, check=True, capture_output=True, text=True)
 

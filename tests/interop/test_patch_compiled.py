@@ -110,8 +110,15 @@ def test_unpatched_it_is_transformers_again(passes):
     assert len(passes) == 1
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+@pytest.mark.parametrize(
+    ("name", "train"),
+    [
+        pytest.param("BertModel", False, id="BertModel-eval"),
+        pytest.param("BertModel", True, id="BertModel-train", marks=pytest.mark.slow),
+        pytest.param("BertForSequenceClassification", False, id="a head-eval", marks=pytest.mark.slow),
+        pytest.param("BertForSequenceClassification", True, id="a head-train"),  # which has the model below it
+    ],
+)
 def test_one_whole_graph_is_transformers_own(name, train, passes, caplog):
     say_once.cache_clear()
     # Which transformers would write into the configuration; torch 2.6 refuses that in a whole graph.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from close import assert_close
-from levels import INT8_LEVELS, at_level
+from levels import EMULATED, INT8_LEVELS, at_level
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
@@ -102,9 +103,10 @@ def some_outliers(k: int) -> list[int]:
     return sorted({0, k // 2, k // 2 + 1, k - 1}) if k > 3 else []  # two that share a byte of a mask, and two alone
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("extreme", ["random", "ends", "equal rows", "one-sided"])
-def test_sums_are_exact(level, shape, extreme):
+@functools.cache
+def sums_case(shape, extreme):
+    """Inputs, the outliers among their columns, and the sums of every group as numpy makes them; shared by all
+    levels."""
     m, n, k = shape
     x, weight = torch.randn(m, k), torch.randn(n, k)
     outliers = some_outliers(k)
@@ -116,12 +118,20 @@ def test_sums_are_exact(level, shape, extreme):
         x, weight = x[:1].repeat(m, 1), weight[:1].repeat(n, 1)
     elif extreme == "one-sided":
         x = x.abs() + 1e6
-    packed = ops.pack_int8(weight, torch.tensor(outliers, dtype=torch.int32))
-    _, sums = run(x, packed, n, sums=True)
     q_weight, _ = quantised_weight(weight.numpy(), outliers)
     q_rows = quantised_rows(x.numpy(), outliers)
-    for g, part in enumerate(groups_of(k)):
-        assert np.array_equal(sums[:, g].numpy(), q_rows[:, part] @ q_weight[:, part].T)
+    return x, weight, outliers, [q_rows[:, part] @ q_weight[:, part].T for part in groups_of(k)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("extreme", ["random", "ends", "equal rows", "one-sided"])
+def test_sums_are_exact(level, shape, extreme):
+    x, weight, outliers, expected = sums_case(shape, extreme)
+    _, n, k = shape
+    packed = ops.pack_int8(weight, torch.tensor(outliers, dtype=torch.int32))
+    _, sums = run(x, packed, n, sums=True)
+    for g in range(len(groups_of(k))):
+        assert np.array_equal(sums[:, g].numpy(), expected[g])
     if extreme == "ends":
         assert int(sums.abs().max()) == 127 * 254 * max(part.stop - part.start for part in groups_of(k))
 
@@ -146,25 +156,39 @@ def test_weights_that_are_too_small_for_a_scale_are_zero():
     assert got.scale[0, :2].tolist() == [0.0, 0.0]
 
 
+@functools.cache
+def output_case(shape, activation, residual, dtype):
+    """Some draws of inputs, each with its packed weight, the truth in float64 and the reference; shared by all
+    levels."""
+    m, n, k = shape
+    draws = 400 // (m * n) + 1  # rounding is a matter of luck where there are few elements
+    each = min(draws, 20)  # of one weight
+    found = []
+    for _ in range(-(-draws // each)):
+        x, weight, bias = torch.randn(each * m, k).to(dtype), torch.randn(n, k) / k**0.5, torch.randn(n)
+        added = torch.randn(each * m, n).to(dtype) if residual else None
+        packed = ops.pack_int8(weight, torch.tensor(some_outliers(k), dtype=torch.int32))
+        parts = ops.unpack_int8(packed), bias, activation, added
+        truth = reference.linear_int8(x, *parts, dtype=torch.float64).flatten()
+        same = reference.linear_int8(x, *parts, dtype=torch.float32).to(dtype).flatten()
+        found.append((x, weight, bias, added, packed, truth, same))
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("activation", "residual"), [(None, False), ("none", False), ("tanh", True), (None, True)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_output(level, shape, activation, residual, dtype):
     m, n, k = shape
-    code = {None: 0, "none": 1, "tanh": 2}[activation]
-    draws = 400 // (m * n) + 1  # rounding is a matter of luck where there are few elements
-    each = min(draws, 20)  # of one weight
-    got, truth, same = [], [], []
-    for _ in range(-(-draws // each)):
-        x, weight, bias = torch.randn(each * m, k).to(dtype), torch.randn(n, k) / k**0.5, torch.randn(n)
-        added = torch.randn(each * m, n).to(dtype) if residual else None
-        packed = ops.pack_int8(weight, torch.tensor(some_outliers(k), dtype=torch.int32))
-        for i in range(0, each * m, m):
+    code, got = {None: 0, "none": 1, "tanh": 2}[activation], []
+    draws = output_case(shape, activation, residual, dtype)
+    for x, weight, bias, added, packed, *_ in draws:
+        ours = ops.pack_int8(weight, torch.tensor(some_outliers(k), dtype=torch.int32))
+        assert torch.equal(ours, packed)  # those of another level
+        for i in range(0, len(x), m):
             rows = None if added is None else added[i : i + m]
-            got.append(run(x[i : i + m], packed, n, bias=bias, activation=code, residual=rows)[0].flatten())
-        parts = ops.unpack_int8(packed), bias, activation, added
-        truth.append(reference.linear_int8(x, *parts, dtype=torch.float64).flatten())
-        same.append(reference.linear_int8(x, *parts, dtype=torch.float32).to(dtype).flatten())
+            got.append(run(x[i : i + m], ours, n, bias=bias, activation=code, residual=rows)[0].flatten())
+    *_, truth, same = zip(*draws, strict=True)
     assert_close(torch.cat(got), torch.cat(truth), torch.cat(same))
 
 
@@ -262,11 +286,11 @@ def test_levels_agree():
     x, bias = torch.randn(37, 700), torch.randn(90)
     packed = ops.pack_int8(torch.randn(90, 700), torch.tensor([3, 600]))
     before, outputs, sums = _native.isa(), {}, {}
-    for name in INT8_LEVELS:
+    for name in (*INT8_LEVELS, *EMULATED):
         _native.extension().set_isa(name)
         outputs[name], sums[name] = run(x, packed, 90, bias=bias, activation=1, sums=True)
     _native.extension().set_isa(before)
-    for name in INT8_LEVELS:
+    for name in outputs:
         assert torch.equal(sums[name], sums["scalar"])
         alike = "avx2" if name.startswith("avx") or name == "amx" else "scalar"
         assert torch.equal(outputs[name], outputs[alike]), name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import subprocess
@@ -15,7 +17,8 @@ from filelock import FileLock
 
 import fastbert
 
-TESTS = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+TESTS = HERE.parent
 
 
 def _why_not() -> str | None:
@@ -60,6 +63,32 @@ def run(library, tmp_path):
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="module")
+def script(library, tmp_path_factory):
+    """Runs a script of this directory that starts no process and is told nothing by its environment; returns what it
+    printed. In a fork of one process for all tests of a module: scripts take less time than what they import."""
+    directory, server, calls = tmp_path_factory.mktemp("scripts"), [], itertools.count()
+
+    def script(name: str, *arguments: str) -> str:
+        if not server:
+            paths = (Path(fastbert.__file__).parents[1], TESTS, TESTS / "triton_backend")
+            known = {"PYTHONPATH": os.pathsep.join(map(str, paths)), stand_in_gpu.ENVIRONMENT: str(library)}
+            options = {"cwd": directory, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            command = [sys.executable, str(HERE / "scripts.py")]
+            server.append(subprocess.Popen(command, env=os.environ | known | {"OMP_NUM_THREADS": "1"}, **options))
+        out = directory / f"{next(calls)}.txt"
+        print(json.dumps([str(out), str(HERE / name), *arguments]), file=server[0].stdin, flush=True)
+        code = server[0].stdout.readline()
+        told = [path.read_text() if path.exists() else "" for path in (out, Path(f"{out}.errors"))]
+        assert code == "0\n", told[0][-6000:] + told[1][-3000:]
+        return told[0]
+
+    yield script
+    for process in server:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pretraining_runs
 import pytest
 import study_runs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        pretraining_runs.leave_out_pictures(patch)
-        yield
 
 
 @pytest.fixture(scope="module")

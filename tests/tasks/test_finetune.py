@@ -151,7 +151,7 @@ def test_a_batch_computes_no_pad_token(directory, task):
     assert labels["labels"].tolist() == [e.label for e in examples]
 
 
-def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
+def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path, pictures):
     out = tmp_path / "run"
     config = FinetuneConfig(epochs=2, batch_size=8, max_seqlen=8, limit_train=20, limit_dev=12, log_every=1)
     finetune(

@@ -60,7 +60,7 @@ def test_what_is_no_search(search, recipe, reason):
         SearchConfig(**search).trials(FinetuneConfig(**recipe))
 
 
-def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path):
+def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path, pictures):
     task, tokenizer = registry.get("sst2"), fastbert.load_tokenizer(directory)
     rows, dev = rows_of(96, 1), rows_of(40, 2)
     configs = SearchConfig(restarts=2, grid=True, grid_batch_sizes=(16,), grid_lrs=(1e-4, 3e-3), grid_epochs=(2,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pretraining_runs
 import pytest
 import torch
 import zero_cases
@@ -19,19 +18,6 @@ from fastbert.models import BertForPreTraining
 from fastbert.train.config import PretrainConfig
 
 WORDS = "the a cat dog bird fish sees eats likes finds today here now again one two red blue"
-
-
-@pytest.fixture
-def pictures():
-    """For a test whose run draws its loss.png."""
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(request):
-    with pytest.MonkeyPatch.context() as patch:  # its own: a test may undo what it patched
-        if "pictures" not in request.fixturenames:
-            pretraining_runs.leave_out_pictures(patch)
-        yield
 
 
 @pytest.fixture

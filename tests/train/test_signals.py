@@ -99,7 +99,7 @@ def start(data, tmp_path):
     [
         (signal.SIGINT, 0, "fork"),
         (signal.SIGINT, 2, "fork"),
-        (signal.SIGTERM, 2, "fork"),
+        pytest.param(signal.SIGTERM, 2, "fork", marks=pytest.mark.slow),  # each of the two is in another case
         (signal.SIGTERM, 2, "forkserver"),
         (signal.SIGHUP, 2, "fork"),
     ],

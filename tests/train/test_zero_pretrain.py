@@ -123,10 +123,9 @@ def test_a_rank_that_cannot_write_its_shards_is_told_of(data, tmp_path):
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
-def test_one_training_of_a_process_follows_another(data, tmp_path, monkeypatch):
+def test_one_training_of_a_process_follows_another(data, tmp_path):
     """DeepSpeed keeps the groups that it makes, which are gone with the group of the first training."""
     zero_cases.load()
-    pretraining_runs.leave_out_pictures(monkeypatch)
 
     def train(stage: int) -> int:
         config = pretraining_runs.config(data, tmp_path / str(stage), steps=1, eval_every=2, save_every=2, zero=stage)
