@@ -24,7 +24,10 @@ int64_t packed_size(DType dtype, int64_t n, int64_t k) {
 }
 
 void pack_weight(const PackArgs& args) {
-    if (args.dtype == DType::bf16x2) tiles();
+    if (args.dtype == DType::bf16x2) {
+        tiles();
+        if (args.w_dtype != DType::f32) throw std::invalid_argument("expected a float32 weight for two parts");
+    }
     if (args.dtype == DType::f32_winograd) winograd();
     kernels().pack_weight(args);
 }

@@ -50,6 +50,7 @@ from ._cpu_int8 import int8_attention_dtype
 from ._cpu_linear import has_two_parts, products_in_two_parts
 from ._dispatch import backend, current_backend, is_fused, served
 from ._double_backward import without_graph
+from ._float32_products import float32_matmul_precision, use_float32_matmul_precision
 from ._graph_mode import cuda_graphs
 from ._in_place import gradients_in_place
 from ._int8_weights import pack_int8, unpack_int8
@@ -87,6 +88,7 @@ __all__ = [
     "dropout",
     "embedding",
     "encoder",
+    "float32_matmul_precision",
     "fused_encoder",
     "gelu",
     "gradients_in_place",
@@ -108,5 +110,6 @@ __all__ = [
     "relative_bias",
     "served",
     "unpack_int8",
+    "use_float32_matmul_precision",
     "without_graph",
 ]

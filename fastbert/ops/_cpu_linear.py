@@ -23,6 +23,7 @@ from .. import _native, hardware, reference
 from ..errors import InputError
 from . import _cpu, _dispatch, _invariant
 from ._double_backward import differentiable_by
+from ._float32_products import float32_matmul_precision
 from ._needed_gradients import needed_gradients
 from ._weight_cache import WeightCache
 from .linear import linear_by_torch, second_derivatives
@@ -33,8 +34,10 @@ FLOAT32_ROWS = 64
 # On AMD processors, products in training are ours from this many rows and multiply-adds on. Weights change in every
 # step and are packed three times in it, which takes longer than it saves in smaller products (docs/LOG.md).
 TRAINING_ROWS, TRAINING_PRODUCTS = 24, 1 << 24
-# For the same reason, on AMX's tiles from this many rows on.
-TWO_PARTS_TRAINING_ROWS = 128
+# For the same reason, on AMX's tiles from this many rows on, and from more for weights of a vocabulary. Weights with
+# fewer rows or columns than a pair of tiles are torch's.
+TWO_PARTS_TRAINING_ROWS, ROWS_OF_LARGE = 128, 1024
+TWO_PARTS_LARGE, TWO_PARTS_NARROW = 1 << 23, 32
 
 # Further forms of a packed float32 weight (DType in csrc/include/types.h): each number as the sum of two bfloat16
 # numbers, and numbers scaled for Winograd's inner product.
@@ -60,8 +63,9 @@ _allowed = _Allowed()
 
 
 def has_two_parts() -> bool:
-    """Whether `products_in_two_parts` makes a difference on this processor."""
-    return _native.why_missing() is None and _native.extension().has_bf16x2()
+    """Whether `products_in_two_parts` makes a difference here: on this processor, by the backend in use."""
+    used = _dispatch.current_backend() in ("auto", "cpu") and _native.why_missing() is None
+    return used and _native.extension().has_bf16x2()
 
 
 @contextmanager
@@ -85,7 +89,7 @@ def two_parts(dtype: torch.dtype, rows: int) -> bool:
     return (
         dtype == torch.float32
         and rows > FLOAT32_ROWS
-        and (_allowed.depth > 0 or torch.get_float32_matmul_precision() != "highest")
+        and (_allowed.depth > 0 or float32_matmul_precision("cpu") != "highest")
         and not _invariant.active()
         and _native.extension().has_bf16x2()
     )
@@ -231,10 +235,15 @@ def _is_quicker(x: Tensor, weight: Tensor, trains: bool, records: bool) -> bool:
     """
     isa, rows = _native.isa(), x.numel() // max(x.shape[-1], 1)
     if two_parts(x.dtype, rows):
-        return not trains or rows >= TWO_PARTS_TRAINING_ROWS
+        return not trains or _trains_in_two_parts(rows, weight)
     if hardware.is_amd() and isa.startswith("avx512"):
         return not trains or (rows >= TRAINING_ROWS and rows * weight.numel() >= TRAINING_PRODUCTS)
     return not records and rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx"))
+
+
+def _trains_in_two_parts(rows: int, weight: Tensor) -> bool:
+    enough = ROWS_OF_LARGE if weight.numel() > TWO_PARTS_LARGE else TWO_PARTS_TRAINING_ROWS
+    return rows >= enough and min(weight.shape) >= TWO_PARTS_NARROW
 
 
 # Float32 in a compiler's graph. The graph serves any number of rows, so the choice is made when it runs.

@@ -94,6 +94,9 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
         "files": [keys.file_digest(path) for path in (train, dev) if path is not None],
         **keys.arithmetic(),
     }
+    if recipe["precision"] == "fp32":
+        products = keys.float32_products(recipe["float32_matmul_precision"])
+        determines |= {} if products == "highest" else {"float32 products": products}
     if dev is None:
         determines["held out"] = "sources"  # earlier versions held out single rows, and so other ones
     if any(recipe[name] is not None for name in _COLUMNS):

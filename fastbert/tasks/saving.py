@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..hardware import default_device
 from ..signals import StopRequest
 from ..train import arithmetic, checkpoint
 from ..train.distributed import current
@@ -189,9 +190,11 @@ class FinetuneCheckpoints:
         self._saved = (tensors, state) if "training" in state else None
 
     def _computed_with(self) -> dict:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        own = {"float32 products": float32_products(self.config.float32_matmul_precision, device)}
-        return arithmetic.computed_with(current()) | own | {"micro-batches": self.config.accumulate}
+        own: dict = {"micro-batches": self.config.accumulate}
+        if self.config.precision == "fp32":
+            asked = self.config.float32_matmul_precision
+            own["float32 products"] = float32_products(asked, default_device())
+        return arithmetic.computed_with(current()) | own
 
     def __enter__(self) -> FinetuneCheckpoints:
         self._stop.__enter__()

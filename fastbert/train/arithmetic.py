@@ -25,8 +25,9 @@ def rounding() -> dict:
 
 def computed_with(world: World) -> dict:
     """What a checkpoint records: `rounding`, and what sums are divided by: threads and ranks."""
+    products = ops.float32_matmul_precision("cuda" if torch.cuda.is_available() else "cpu")
     here = {**rounding(), "processor": hardware.processor_name(), "threads": torch.get_num_threads()}
-    return {**here, "float32 products": torch.get_float32_matmul_precision(), "processes": world.size}
+    return {**here, "float32 products": products, "processes": world.size}
 
 
 def differing(before: dict, now: dict) -> list[str]:

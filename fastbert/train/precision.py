@@ -41,7 +41,7 @@ def float32_products(asked: str, device: torch.device) -> str:
     """
     if asked != "auto":
         return asked
-    own = torch.get_float32_matmul_precision()
+    own = ops.float32_matmul_precision(device.type)
     return "high" if own == "highest" and device.type == "cpu" and ops.has_two_parts() else own
 
 
@@ -51,18 +51,14 @@ def use_float32_products(precision: str, device: torch.device) -> Iterator[None]
 
     On a GPU it is torch's setting of the whole process that is changed and set back.
     """
-    before = torch.get_float32_matmul_precision()
-    if precision == before:
+    if precision == ops.float32_matmul_precision(device.type):
         yield
     elif precision == "high" and device.type == "cpu":
         with ops.products_in_two_parts():
             yield
     else:
-        torch.set_float32_matmul_precision(precision)
-        try:
+        with ops.use_float32_matmul_precision(precision):
             yield
-        finally:
-            torch.set_float32_matmul_precision(before)
 
 
 class Precision:

@@ -403,6 +403,31 @@ def test_torchs_own_switch_or_ours_chooses_two_parts(tiles, high, monkeypatch):
     assert TWO_PARTS not in forms
 
 
+@pytest.mark.parametrize(
+    ("rows", "sizes", "ours"),
+    [
+        (127, (384, 384), False),
+        (128, (384, 384), True),
+        (4096, (2, 384), False),
+        (4096, (384, 31), False),
+        (1023, (30522, 384), False),
+        (1024, (30522, 384), True),
+    ],
+)
+def test_which_products_of_training_are_in_two_parts(tiles, high, monkeypatch, rows, sizes, ours):
+    """A vocabulary's weight takes long to pack, and a narrow one fills no tiles. Inference packs once."""
+    monkeypatch.setattr(hardware, "is_amd", lambda: False)
+    x, weight = torch.empty(rows, sizes[1]), torch.empty(sizes)
+    assert _cpu_linear._is_ours(x, weight.requires_grad_(), None) == ours
+    with torch.no_grad():
+        assert _cpu_linear._is_ours(x, weight, None)
+
+
+def test_a_bfloat16_weight_has_no_two_parts(tiles):
+    with pytest.raises(ValueError, match="expected a float32 weight"):
+        pack(torch.randn(20, 40).bfloat16(), torch.bfloat16, form=TWO_PARTS)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_in_two_parts(tiles, high, compiled):
     """All three products of a layer, in torch's own switch or in a block around both passes; in a graph too."""

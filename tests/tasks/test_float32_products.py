@@ -10,9 +10,10 @@ import pytest
 import tiny_bert
 import torch
 
-from fastbert import _native
+from fastbert import _native, ops
 from fastbert.cli.main import main
 from fastbert.ops import _cpu_linear
+from fastbert.study import keys
 from fastbert.train.precision import float32_products, use_float32_products
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -24,12 +25,32 @@ def directory(tmp_path_factory):
     return tiny_bert.save(tmp_path_factory.mktemp("pretrained"))
 
 
+MODULES = [m for m in (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)) if m is not None]
+needs_newer = pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="torch's newer switch is that of torch 2.9"
+)
+
+
+def switches() -> tuple:
+    """What torch's newer switch says, and its older one."""
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        older = None
+    return *(getattr(module, "fp32_precision", None) for module in MODULES), older
+
+
 @pytest.fixture
 def setting():
-    """Sets torch's own switch, which is set back."""
-    before = torch.get_float32_matmul_precision()
+    """Sets torch's own switch; both of them are set back."""
+    newer = switches()[:-1]
     yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
+    if hasattr(torch.backends, "fp32_precision"):
+        torch.backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    for module, value in zip(MODULES, newer, strict=True):
+        if value is not None:
+            module.fp32_precision = value
 
 
 @needs_kernels
@@ -62,6 +83,63 @@ def test_where_a_precision_holds(setting):
         with use_float32_products("highest", CPU):
             assert not in_parts()
         assert in_parts()
+
+
+@needs_newer
+@needs_kernels
+@pytest.mark.parametrize(
+    ("where", "value", "on_cpu", "on_gpu"),
+    [
+        ("mkldnn.matmul", "bf16", "medium", "highest"),
+        ("mkldnn.matmul", "tf32", "high", "highest"),
+        ("cuda.matmul", "tf32", "highest", "high"),
+        ("", "tf32", "high", "high"),
+        ("", "ieee", "highest", "highest"),
+    ],
+)
+def test_torchs_newer_switch(setting, directory, tmp_path, where, value, on_cpu, on_gpu):
+    """Which makes its older one an error: trainings go on, and leave it as it is."""
+    place = torch.backends
+    for name in where.split(".") if where else ():
+        place = getattr(place, name)
+    place.fp32_precision = value
+    before = switches()
+    with levels.at_level(levels.TILES):
+        assert (ops.float32_matmul_precision("cpu"), ops.float32_matmul_precision("cuda")) == (on_cpu, on_gpu)
+        for precision in ("highest", "high"):
+            with use_float32_products(precision, GPU):
+                assert ops.float32_matmul_precision("cuda") == precision
+            assert switches() == before
+        trained(directory, tmp_path / "run", float32_matmul_precision="auto", save_every=1)
+        x, weight = torch.randn(200, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+        ops.linear(x, weight).sum().backward()
+    assert switches() == before
+
+
+def test_the_older_switch_comes_back_with_the_newer(setting):
+    setting("high")
+    for module in MODULES[1:]:
+        if hasattr(module, "fp32_precision"):
+            module.fp32_precision = "ieee"
+    before = switches()
+    with use_float32_products("highest", GPU):
+        pass
+    assert switches() == before
+
+
+@needs_kernels
+def test_a_backend_without_tiles_has_no_other_precision(setting):
+    with levels.at_level(levels.TILES), ops.backend("reference"):
+        assert float32_products("auto", CPU) == "highest"
+
+
+@needs_kernels
+def test_a_study_tells_such_cells_from_others(tmp_path):
+    """Those in float32 keep the keys that they had."""
+    with levels.at_level("scalar"):
+        assert keys.float32_products("auto") == "highest"
+    with levels.at_level(levels.TILES):
+        assert [keys.float32_products(asked) for asked in ("auto", "highest")] == ["high", "highest"]
 
 
 def trained(directory, out, **changes):
@@ -124,3 +202,9 @@ def test_a_resumed_run_may_have_another_and_says_so(directory, tmp_path, caplog)
         runs.run(directory, out, resume="auto")
     assert "other conditions" in caplog.text
     assert caplog.text.rstrip().splitlines()[-1].endswith(": float32 products highest (high before)")
+    caplog.clear()
+    with levels.at_level(levels.TILES):  # in bfloat16 there are none
+        other, options = tmp_path / "other", {"precision": "bf16"}
+        runs.run(directory, other, callbacks=runs.stop_after(5), **options)
+        runs.run(directory, other, resume="auto", float32_matmul_precision="auto", **options)
+    assert "other conditions" not in caplog.text
