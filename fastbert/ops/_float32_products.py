@@ -25,8 +25,8 @@ def _by_the_older_switch() -> str | None:
 
 
 def float32_matmul_precision(device_type: str) -> str:
-    """ "highest", "high" or "medium", as `torch.get_float32_matmul_precision`, which raises an error after
-    ``torch.backends.fp32_precision = "tf32"`` and the like.
+    """What `torch.get_float32_matmul_precision` returns, "highest", "high" or "medium"; after
+    ``torch.backends.fp32_precision = "tf32"`` and the like that raises an error, and this is the device's own value.
 
     Args:
         device_type: "cuda", or "cpu" for any other.
@@ -49,4 +49,7 @@ def use_float32_matmul_precision(precision: str) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(older or "highest")
         for module, value in zip(modules, newer, strict=True):
-            module.fp32_precision = value
+            # The older switch gave it a value of its own: without one it follows `torch.backends` again.
+            module.fp32_precision = "none"
+            if module.fp32_precision != value:
+                module.fp32_precision = value

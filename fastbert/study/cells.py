@@ -82,6 +82,9 @@ class Cell:
 
 def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:
     """The cell of a row and a column. Raises InputError if a file is missing."""
+    from ..hardware import default_device
+    from ..train.precision import float32_products
+
     task = study.task_of(row, column)
     train, dev = study.file(task.train), None if task.dev is None else study.file(task.dev)
     determines = {name: value for name, value in dataclasses.asdict(task).items() if name not in _NOT_IN_KEY}
@@ -95,7 +98,7 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
         **keys.arithmetic(),
     }
     if recipe["precision"] == "fp32":
-        products = keys.float32_products(recipe["float32_matmul_precision"])
+        products = float32_products(recipe["float32_matmul_precision"], default_device())
         determines |= {} if products == "highest" else {"float32 products": products}
     if dev is None:
         determines["held out"] = "sources"  # earlier versions held out single rows, and so other ones

@@ -47,14 +47,6 @@ def arithmetic() -> dict:
     return {"maths": MATHS, **rounding()}
 
 
-def float32_products(asked: str) -> str:
-    """How the training steps of a recipe with this ``float32_matmul_precision`` multiply float32 here."""
-    from ..hardware import default_device
-    from ..train.precision import float32_products as resolved
-
-    return resolved(asked, default_device())
-
-
 def is_number(value: object) -> bool:
     """Whether a value is a number, which during a pre-training may be infinite."""
     return type(value) in (int, float)

@@ -15,11 +15,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import levels
 import pretraining_runs
 import pytest
 import study_runs
 import torch
 
+from fastbert import _native
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
@@ -145,7 +147,7 @@ def test_what_determines_a_model_makes_another(place, done, tmp_path):
     assert keys == {model.key for model in run.work_of(study_runs.read(place, "same.yaml"), cache).models}
     cells = {cell.key for cell in run.work_of(study, cache).cells}
     same, other = (
-        study_runs.TINY.replace("epochs: 2", f"epochs: 2, {option}") for option in ("log_every: 3", "warmup: 0.3")
+        study_runs.TINY.replace("lr: 1e-3", f"lr: 1e-3, {option}") for option in ("log_every: 3", "warmup: 0.3")
     )
     (place / "same.yaml").write_text(same)
     assert cells == {cell.key for cell in run.work_of(study_runs.read(place, "same.yaml"), cache).cells}
@@ -177,13 +179,31 @@ def test_what_determines_a_model_makes_another(place, done, tmp_path):
     assert not keys & {model.key for model in run.work_of(study_runs.read(files), cache).models}
 
 
-def test_a_new_option_makes_other_cells_only_where_it_is_given(place, done, monkeypatch):
-    cache, _ = done
+@pytest.fixture
+def keys_with(place, done):
+    """The keys of the cells of a study whose recipes have one more option."""
 
     def keys_with(option: str) -> set[str]:
-        (place / "option.yaml").write_text(study_runs.TINY.replace("epochs: 2", f"epochs: 2, {option}"))
-        return {cell.key for cell in run.work_of(study_runs.read(place, "option.yaml"), cache).cells}
+        (place / "option.yaml").write_text(study_runs.TINY.replace("lr: 1e-3", f"lr: 1e-3, {option}"))
+        return {cell.key for cell in run.work_of(study_runs.read(place, "option.yaml"), done[0]).cells}
 
+    return keys_with
+
+
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+def test_cells_whose_products_are_in_two_parts_are_others(keys_with):
+    """By default those of a processor with AMX; with "highest" they are the ones that other processors have."""
+    with levels.at_level(levels.TILES):
+        in_parts, exact = keys_with("log_every: 3"), keys_with("float32_matmul_precision: highest")
+        assert keys_with("float32_matmul_precision: high") == in_parts
+        narrow = keys_with("precision: bf16")
+    assert in_parts.isdisjoint(exact)
+    with levels.at_level("scalar"):
+        assert keys_with("log_every: 3") == exact
+        assert keys_with("precision: bf16") == narrow
+
+
+def test_a_new_option_makes_other_cells_only_where_it_is_given(keys_with, monkeypatch):
     before = keys_with("log_every: 3")
     later = dataclasses.field(default=None, kw_only=True)
     newer = dataclasses.make_dataclass("FinetuneConfig", [("later", int | None, later)], bases=(FinetuneConfig,))

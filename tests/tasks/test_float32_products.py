@@ -13,7 +13,6 @@ import torch
 from fastbert import _native, ops
 from fastbert.cli.main import main
 from fastbert.ops import _cpu_linear
-from fastbert.study import keys
 from fastbert.train.precision import float32_products, use_float32_products
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -42,15 +41,20 @@ def switches() -> tuple:
 
 @pytest.fixture
 def setting():
-    """Sets torch's own switch; both of them are set back."""
-    newer = switches()[:-1]
+    """Sets torch's own switch; before and after, both of them are as in a new process, whatever ran there."""
+    as_in_a_new_process()
     yield torch.set_float32_matmul_precision
+    as_in_a_new_process()
+
+
+def as_in_a_new_process():
+    """The older switch gives each module a value of its own, whereupon `torch.backends` no longer decides."""
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "none"
     torch.set_float32_matmul_precision("highest")
-    for module, value in zip(MODULES, newer, strict=True):
-        if value is not None:
-            module.fp32_precision = value
+    for module in MODULES:
+        if hasattr(module, "fp32_precision"):
+            module.fp32_precision = "none"
 
 
 @needs_kernels
@@ -116,6 +120,19 @@ def test_torchs_newer_switch(setting, directory, tmp_path, where, value, on_cpu,
     assert switches() == before
 
 
+@needs_newer
+def test_the_devices_follow_torchs_newer_switch_afterwards(setting):
+    """Also if it is set only then: none of them was left with a value of its own."""
+    for value in ("none", "tf32"):
+        torch.backends.fp32_precision = value
+        with use_float32_products("highest" if value == "tf32" else "high", GPU):
+            pass
+        torch.backends.fp32_precision = "ieee"
+        assert switches() == ("ieee", "ieee", "highest")
+        torch.backends.fp32_precision = "tf32"
+        assert switches() == ("tf32", "tf32", None)
+
+
 def test_the_older_switch_comes_back_with_the_newer(setting):
     setting("high")
     for module in MODULES[1:]:
@@ -131,15 +148,6 @@ def test_the_older_switch_comes_back_with_the_newer(setting):
 def test_a_backend_without_tiles_has_no_other_precision(setting):
     with levels.at_level(levels.TILES), ops.backend("reference"):
         assert float32_products("auto", CPU) == "highest"
-
-
-@needs_kernels
-def test_a_study_tells_such_cells_from_others(tmp_path):
-    """Those in float32 keep the keys that they had."""
-    with levels.at_level("scalar"):
-        assert keys.float32_products("auto") == "highest"
-    with levels.at_level(levels.TILES):
-        assert [keys.float32_products(asked) for asked in ("auto", "highest")] == ["high", "highest"]
 
 
 def trained(directory, out, **changes):
