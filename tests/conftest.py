@@ -103,6 +103,19 @@ def _level_is_left_as_found():
         pytest.fail(f"expected the kernels' level to be {before} again after the test, got {after}")
 
 
+@pytest.fixture(autouse=True)
+def _torch_multiplies_float32_as_in_a_new_process():
+    """Its older switch gives each device a value of its own, whereupon the newer one no longer decides there; so it is
+    not enough that a test sets the older one back."""
+    yield
+    if hasattr(torch.backends, "fp32_precision"):  # from torch 2.9 on
+        torch.backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    for module in (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)):
+        if hasattr(module, "fp32_precision"):
+            module.fp32_precision = "none"
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _garbage_is_looked_for_among_what_is_new():
     """And not among what lasts, of which modules make half a million objects. Trainers and torch's compiler have it

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
 import pickle
+import random
 import socket
 import sys
 import time
@@ -27,10 +29,7 @@ def launch(function: Callable, world_size: int, directory: Path, *arguments, sec
     """
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("this system cannot fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
+    port = free_port()
     importlib.import_module("torch._dynamo")  # DDP and DeepSpeed import it, for seconds: here once, not in each process
     context = multiprocessing.get_context("fork")
     running = [
@@ -49,6 +48,15 @@ def launch(function: Callable, world_size: int, directory: Path, *arguments, sec
         told = [f"--- rank {r}\n{(directory / f'rank{r}.log').read_text()[-3000:]}" for r in range(world_size)]
         raise AssertionError("\n".join([f"exit codes {[p.exitcode for p in running]}", *told]))
     return [pickle.loads((directory / f"rank{rank}.result").read_bytes()) for rank in range(world_size)]
+
+
+def free_port() -> int:
+    """A port to meet at: not one of those that systems hand out, to sockets of other tests too, before it is in use."""
+    for port in random.Random().sample(range(20000, 30000), 100):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("none of 100 ports is free")
 
 
 def _wait(running: list, until: float) -> None:

@@ -151,30 +151,36 @@ def _forward_fake(x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool) ->
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-def _backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    dy, rows = _cpu.contiguous_rows(dout), _cpu.contiguous_rows(x)
+def _backward(dout: Tensor, x: Tensor | None, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    dy = _cpu.contiguous_rows(dout)
     dx, dw, db = _backward_fake(dout, x, weight, wants)
     if wants[0]:
         _product(dy, weight, None, dx, transposed=True, keep=dy.dtype == torch.bfloat16 or not wants[1])
     if wants[1] or wants[2]:
-        (m, n), k = dy.shape, x.shape[-1]
-        matrices = dy.data_ptr(), dy.stride(0), rows.data_ptr(), rows.stride(0)
+        (m, n), k = dy.shape, weight.shape[1]
+        rows = _cpu.contiguous_rows(x) if wants[1] else None
+        matrices = dy.data_ptr(), dy.stride(0), _cpu.pointer(rows), k if rows is None else rows.stride(0)
         gradient = dw.data_ptr() if wants[1] else 0, k, _cpu.code(dw), db.data_ptr() if wants[2] else 0
         form = _TWO_PARTS if two_parts(dy.dtype, m) else _cpu.code(dy)
         _native.extension().weight_grad(form, *matrices, *gradient, m, n, k)
     return dx, dw, db
 
 
-def _backward_fake(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    dx = x.new_empty(x.shape if wants[0] else 0)
+def _backward_fake(dout: Tensor, x: Tensor | None, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    dx = dout.new_empty((*dout.shape[:-1], weight.shape[1]) if wants[0] else 0)
     dw = weight.new_empty(weight.shape if wants[1] else 0)
     return dx, dw, weight.new_empty(weight.shape[0] if wants[2] else 0, dtype=torch.float32)
+
+
+def _keep(ctx, x: Tensor, weight: Tensor) -> None:
+    """Saves what the gradients need: of a frozen weight (LoRA, BitFit) not the input, which can take most memory."""
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
 
 
 def _setup_context(ctx, inputs, output) -> None:
     x, weight, bias, _ = inputs
     ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(x, weight)
+    _keep(ctx, x, weight)
 
 
 def _second(_ctx, saved, grads, upstream, wants) -> tuple[Tensor | None, ...]:
@@ -189,13 +195,15 @@ def _gradient(ctx, saved, dout: Tensor):
     return dx if wants[0] else None, dw if wants[1] else None, db.to(ctx.bias_dtype) if wants[2] else None, None
 
 
-def _check_wants(_dout: Tensor, _x: Tensor, _weight: Tensor, wants: list[bool]) -> None:
+def _check_wants(_dout: Tensor, x: Tensor | None, _weight: Tensor, wants: list[bool]) -> None:
     if len(wants) != 3:
         raise InputError(f"linear_backward: expected wants for 3 gradients, got {len(wants)}")
+    if wants[1] and x is None:
+        raise InputError("linear_backward: expected x, of which the weight's gradient is made, got None")
 
 
 _linear_backward = _cpu.define(
-    "linear_backward(Tensor dout, Tensor x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
+    "linear_backward(Tensor dout, Tensor? x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
     tensors="dout: activation (..., N); x: activation (..., K); weight: parameter (N, K)",
@@ -216,7 +224,7 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return weight.dtype in _cpu.DTYPES and (bias is None or bias.dtype in _cpu.DTYPES)
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
-    return _invariant.active() or _is_quicker(x, weight, *_recorded(x, weight, bias))
+    return _invariant.active() or _is_quicker(_count(x), weight, *_recorded(x, weight, bias))
 
 
 def _recorded(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[bool, bool]:
@@ -226,15 +234,20 @@ def _recorded(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[bool, boo
     return weight.requires_grad, any(t is not None and t.requires_grad for t in (x, weight, bias))
 
 
-def _is_quicker(x: Tensor, weight: Tensor, trains: bool, records: bool) -> bool:
+def _count(x: Tensor) -> int:
+    """The number of rows of (..., C)."""
+    return _cpu.rows_and_columns(x)[0]
+
+
+def _is_quicker(rows: int, weight: Tensor, trains: bool, records: bool) -> bool:
     """Whether our float32 product is faster than torch's.
 
     Args:
         trains: the gradient of the weight is needed.
         records: any gradient is needed.
     """
-    isa, rows = _native.isa(), x.numel() // max(x.shape[-1], 1)
-    if two_parts(x.dtype, rows):
+    isa = _native.isa()
+    if two_parts(torch.float32, rows):
         return not trains or _trains_in_two_parts(rows, weight)
     if hardware.is_amd() and isa.startswith("avx512"):
         return not trains or (rows >= TRAINING_ROWS and rows * weight.numel() >= TRAINING_PRODUCTS)
@@ -248,7 +261,7 @@ def _trains_in_two_parts(rows: int, weight: Tensor) -> bool:
 
 # Float32 in a compiler's graph. The graph serves any number of rows, so the choice is made when it runs.
 def _either(x: Tensor, weight: Tensor, bias: Tensor | None, trains: bool, records: bool) -> Tensor:
-    if _is_quicker(x, weight, trains, records):
+    if _is_quicker(_count(x), weight, trains, records):
         return _forward(x, weight, bias, keep=not trains)
     return reference.linear(x, weight, bias).contiguous()
 
@@ -257,15 +270,17 @@ def _either_fake(x: Tensor, weight: Tensor, bias: Tensor | None, trains: bool, r
     return _forward_fake(x, weight, bias, not trains)
 
 
-def _either_backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    if _is_quicker(x, weight, wants[1], records=True):
+def _either_backward(
+    dout: Tensor, x: Tensor | None, weight: Tensor, wants: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    if _is_quicker(_count(dout), weight, wants[1], records=True):
         return _backward(dout, x, weight, wants)
-    dy, rows = _cpu.contiguous_rows(dout), _cpu.contiguous_rows(x)
+    dy = _cpu.contiguous_rows(dout)
     dx, dw, db = _backward_fake(dout, x, weight, wants)
     if wants[0]:
-        torch.mm(dy, weight, out=dx.view(rows.shape))
+        torch.mm(dy, weight, out=dx.view(dy.shape[0], weight.shape[1]))
     if wants[1]:
-        torch.mm(dy.t(), rows, out=dw)
+        torch.mm(dy.t(), _cpu.contiguous_rows(x), out=dw)
     if wants[2]:
         torch.sum(dy, 0, out=db)
     return dx, dw, db
@@ -280,7 +295,7 @@ def _either_gradient(ctx, saved, dout: Tensor):
 
 
 _linear_float32_backward = _cpu.define(
-    "linear_float32_backward(Tensor dout, Tensor x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
+    "linear_float32_backward(Tensor dout, Tensor? x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
     _either_backward,
     _backward_fake,
     tensors="dout: float32 (..., N); x: float32 (..., K); weight: float32 (N, K)",
@@ -291,7 +306,7 @@ _linear_float32 = _cpu.define(
     _either,
     _either_fake,
     backward=_either_gradient,
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2]),
+    setup_context=lambda ctx, inputs, output: _keep(ctx, *inputs[:2]),
     tensors="x: float32 (..., K); weight: float32 (N, K); bias: float32 (N)",
 )
 

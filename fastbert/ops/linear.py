@@ -48,13 +48,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def second_derivatives(
-    dout: Tensor, x: Tensor, weight: Tensor, upstream: Sequence[Tensor | None], wants: Sequence[bool]
+    dout: Tensor, x: Tensor | None, weight: Tensor, upstream: Sequence[Tensor | None], wants: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """The gradients of a dense layer's gradients, which are dx = dout W, dW = dout^T x and db = the sum of dout's rows.
 
     Args:
         dout: (..., N), in whose dtype the products are computed.
-        x, weight: (..., K) and (N, K).
+        x, weight: (..., K) and (N, K); x may be None if dW is not differentiated.
         upstream: the gradients for dx, dW and db, or None for each.
         wants: whether those for dout, x and weight are wanted.
 
@@ -66,18 +66,14 @@ def second_derivatives(
         return _dispatch.call("linear", a, b, None)
 
     for_dx, for_dweight, for_dbias = (None if g is None else g.to(dout.dtype) for g in upstream)
-    rows, given, weight = (
-        dout.reshape(-1, dout.shape[-1]),
-        x.reshape(-1, x.shape[-1]).to(dout.dtype),
-        weight.to(dout.dtype),
-    )
+    rows, weight = dout.reshape(-1, dout.shape[-1]), weight.to(dout.dtype)
     of_dout, of_x, of_weight = [], None, None
     if for_dx is not None:
-        for_dx = for_dx.reshape(given.shape)
+        for_dx = for_dx.reshape(rows.shape[0], weight.shape[1])
         of_dout += [product(for_dx, weight)] if wants[0] else []
         of_weight = product(rows.t(), for_dx.t()) if wants[2] else None
     if for_dweight is not None:
-        of_dout += [product(given, for_dweight)] if wants[0] else []
+        of_dout += [product(x.reshape(-1, x.shape[-1]).to(dout.dtype), for_dweight)] if wants[0] else []
         of_x = product(rows, for_dweight.t()).view(x.shape) if wants[1] else None
     if for_dbias is not None:
         of_dout += [for_dbias.expand(rows.shape)] if wants[0] else []

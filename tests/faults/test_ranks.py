@@ -74,11 +74,7 @@ def _with_hook(config, hook):
 
 def _ranks(config_file: Path, tmp_path: Path) -> list[subprocess.Popen]:
     """The command as two processes of a launcher."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = rank_runs.free_port()
     return [
         subprocess.Popen(
             [sys.executable, "-m", "fastbert", "pretrain", "--config", str(config_file)],

@@ -49,9 +49,8 @@ def make_squad(directory: Path) -> None:
 def desk(tmp_path, monkeypatch) -> Path:
     """A directory with everything that an example reads; what an example sets for the whole process is set back."""
     monkeypatch.chdir(tmp_path)
-    precision, level = torch.get_float32_matmul_precision(), logging.getLogger().level
+    level = logging.getLogger().level
     yield tmp_path
-    torch.set_float32_matmul_precision(precision)
     logging.getLogger().setLevel(level)
 
 

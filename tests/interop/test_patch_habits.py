@@ -341,9 +341,11 @@ def test_a_hook_on_all_modules_sees_what_it_always_saw():
             seen[who] += 1
 
         handle = torch.nn.modules.module.register_module_forward_hook(count)
-        with torch.no_grad():
-            model(**given)
-        handle.remove()
+        try:
+            with torch.no_grad():
+                model(**given)
+        finally:
+            handle.remove()
     assert seen["ours"] == seen["theirs"]
 
 

@@ -369,10 +369,7 @@ def test_two_parts_are_multiplied_on_tiles_alone(level):
 
 @pytest.fixture
 def high():
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def test_torchs_own_switch_or_ours_chooses_two_parts(tiles, high, monkeypatch):
@@ -454,6 +451,29 @@ def test_training_in_two_parts(tiles, high, compiled):
     assert not any(map(torch.equal, in_float32[:3], in_parts[:3]))
     with ops.products_in_two_parts():
         assert all(map(torch.equal, results(), in_parts))
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "two parts", "a graph's float32"])
+def test_a_frozen_layer_does_not_keep_its_input(request, form):
+    """As torch's own does not: with LoRA or BitFit that may be most of what a step keeps."""
+    if form == "two parts":
+        request.getfixturevalue("tiles")
+        request.getfixturevalue("high")
+    torch.compiler.reset()
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    x, weight, bias = layer(_cpu_linear.TWO_PARTS_TRAINING_ROWS, 50, 70, dtype)
+    in_graph = form == "a graph's float32"
+    linear = torch.compile(ops.linear, fullgraph=True, backend="aot_eager") if in_graph else ops.linear
+    found = {}
+    for frozen in (False, True):
+        weight.requires_grad_(not frozen)
+        kept = []
+        with ops.backend("cpu"), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # noqa: B023
+            out = linear(x, weight, bias)
+        assert out.grad_fn.name() != torch.nn.functional.linear(x, weight, bias).grad_fn.name(), "it is torch's"
+        assert any(t.data_ptr() == x.data_ptr() for t in kept) is not frozen
+        found[frozen] = torch.autograd.grad(out.square().sum(), (x, bias))
+    torch.testing.assert_close(found[True], found[False])
 
 
 def test_two_python_threads(level):
@@ -670,9 +690,9 @@ def test_in_a_compilers_graph_who_multiplies_is_decided_when_it_runs(monkeypatch
     """One graph serves any number of rows, with and without gradients."""
     asked = []
 
-    def at_least_six_rows(x, weight, trains, records):
-        asked.append((x.shape[0], trains, records))
-        return x.shape[0] >= 6
+    def at_least_six_rows(rows, weight, trains, records):
+        asked.append((rows, trains, records))
+        return rows >= 6
 
     monkeypatch.setattr(_cpu_linear, "_is_quicker", at_least_six_rows)
     counter = CompileCounterWithBackend("aot_eager")

@@ -110,6 +110,7 @@ def test_a_tensor_of_another_shape(name, place, how):
         ("embedding_backward", 11, [True], "wanted for 3 tables, got 1"),
         ("linear_backward", 3, [], "wants for 3 gradients, got 0"),
         ("linear_float32_backward", 3, [True] * 4, "wants for 3 gradients, got 4"),
+        ("linear_backward", 1, None, "of which the weight's gradient is made, got None"),
         ("linear_int8", 2, 32, r"for a packed weight \[N, K\] = \[16, 64\]"),
         ("linear_int8", 4, 3, "an activation of 0 to 2, got 3"),
         ("encoder", 1, [], "16 tensors a layer, got 0"),

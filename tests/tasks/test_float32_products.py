@@ -39,26 +39,8 @@ def switches() -> tuple:
     return *(getattr(module, "fp32_precision", None) for module in MODULES), older
 
 
-@pytest.fixture
-def setting():
-    """Sets torch's own switch; before and after, both of them are as in a new process, whatever ran there."""
-    as_in_a_new_process()
-    yield torch.set_float32_matmul_precision
-    as_in_a_new_process()
-
-
-def as_in_a_new_process():
-    """The older switch gives each module a value of its own, whereupon `torch.backends` no longer decides."""
-    if hasattr(torch.backends, "fp32_precision"):
-        torch.backends.fp32_precision = "none"
-    torch.set_float32_matmul_precision("highest")
-    for module in MODULES:
-        if hasattr(module, "fp32_precision"):
-            module.fp32_precision = "none"
-
-
 @needs_kernels
-def test_which_precision_a_recipe_has(setting):
+def test_which_precision_a_recipe_has():
     """By default a CPU's own way to be faster, or else what torch was told."""
     with levels.at_level(levels.TILES):
         assert [float32_products(asked, CPU) for asked in ("auto", "high", "highest")] == ["high", "high", "highest"]
@@ -66,12 +48,12 @@ def test_which_precision_a_recipe_has(setting):
     with levels.at_level("scalar"):
         assert float32_products("auto", CPU) == "highest"
         assert float32_products("high", CPU) == "high"
-        setting("medium")
+        torch.set_float32_matmul_precision("medium")
         assert [float32_products(asked, CPU) for asked in ("auto", "highest")] == ["medium", "highest"]
 
 
 @needs_kernels
-def test_where_a_precision_holds(setting):
+def test_where_a_precision_holds():
     """On a CPU in this thread's products; on a GPU, and to undo torch's setting, in that setting, which comes back."""
     with levels.at_level(levels.TILES):
         in_parts = lambda: _cpu_linear.two_parts(torch.float32, 1000)  # noqa: E731
@@ -83,7 +65,7 @@ def test_where_a_precision_holds(setting):
             assert torch.get_float32_matmul_precision() == "high"
             raise KeyError
         assert torch.get_float32_matmul_precision() == "highest"
-        setting("high")
+        torch.set_float32_matmul_precision("high")
         with use_float32_products("highest", CPU):
             assert not in_parts()
         assert in_parts()
@@ -101,7 +83,7 @@ def test_where_a_precision_holds(setting):
         ("", "ieee", "highest", "highest"),
     ],
 )
-def test_torchs_newer_switch(setting, directory, tmp_path, where, value, on_cpu, on_gpu):
+def test_torchs_newer_switch(directory, tmp_path, where, value, on_cpu, on_gpu):
     """Which makes its older one an error: trainings go on, and leave it as it is."""
     place = torch.backends
     for name in where.split(".") if where else ():
@@ -121,7 +103,7 @@ def test_torchs_newer_switch(setting, directory, tmp_path, where, value, on_cpu,
 
 
 @needs_newer
-def test_the_devices_follow_torchs_newer_switch_afterwards(setting):
+def test_the_devices_follow_torchs_newer_switch_afterwards():
     """Also if it is set only then: none of them was left with a value of its own."""
     for value in ("none", "tf32"):
         torch.backends.fp32_precision = value
@@ -133,8 +115,8 @@ def test_the_devices_follow_torchs_newer_switch_afterwards(setting):
         assert switches() == ("tf32", "tf32", None)
 
 
-def test_the_older_switch_comes_back_with_the_newer(setting):
-    setting("high")
+def test_the_older_switch_comes_back_with_the_newer():
+    torch.set_float32_matmul_precision("high")
     for module in MODULES[1:]:
         if hasattr(module, "fp32_precision"):
             module.fp32_precision = "ieee"
@@ -145,7 +127,7 @@ def test_the_older_switch_comes_back_with_the_newer(setting):
 
 
 @needs_kernels
-def test_a_backend_without_tiles_has_no_other_precision(setting):
+def test_a_backend_without_tiles_has_no_other_precision():
     with levels.at_level(levels.TILES), ops.backend("reference"):
         assert float32_products("auto", CPU) == "highest"
 
