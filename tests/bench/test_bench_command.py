@@ -106,6 +106,42 @@ def test_kernels_and_data_have_a_panel_each(tmp_path, monkeypatch):
     assert labels == [["gelu S1 fp32"], ["fastbert prepare", "tokenizers encode_batch"]]
 
 
+def test_a_library_that_is_called_in_several_ways_has_one_bar(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b""))[1])
+    speeds = [
+        ("fastbert", "ours", 9.0),
+        ("sdpa", "sdpa", 1.0),
+        ("sdpa", "sdpa, sorted", 4.0),
+        ("sdpa", "sdpa, each", 2.0),
+    ]
+    rows = [
+        {
+            "workload": "W2",
+            "status": "ok",
+            "variant": f"{name}, {dtype}",
+            "peer": peer,
+            "dtype": dtype,
+            "preload": False,
+        }
+        | {"tokens_per_second": speed, "p50_ms": 1 / speed}
+        for dtype in ("fp32", "bf16")
+        for peer, name, speed in speeds
+    ]
+    rows.append(rows[-1] | {"preload": True, "variant": "sdpa + preload", "tokens_per_second": 0.5, "p50_ms": 2.0})
+    workloads = {"W2": {"latency": False, "title": "mixed"}}
+    session = {"kind": "inference", "model": "base", "workloads": workloads, "rows": rows}
+    document = {"machine": {"processor": "P"}, "threads": 1, "date": "2026-11-30", "sessions": [session]}
+    plot.plot(document, tmp_path / "bench.png")
+    axes = figures[0].axes[0]
+    assert [bar.get_width() for bar in axes.patches][::-1] == [9.0, 4.0, 9.0, 4.0, 0.5]
+    labels = [label.get_text() for label in axes.get_yticklabels()][::-1]
+    each = [f"{name}, {dtype}" for dtype in ("fp32", "bf16") for name in ("ours", "sdpa, sorted")]
+    assert labels == [*each, "sdpa + preload"]
+
+
 def test_what_is_run_by_default():
     found = [(k, m, [w.name for w in ws]) for k, m, ws in bench_run.plans(bench_run.KINDS, None, (), False)]
     assert found == [
