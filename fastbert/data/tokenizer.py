@@ -90,6 +90,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer
 
 
+def is_extended(path: str | Path, source: str | Path, num_tokens: int) -> bool:
+    """Whether the tokenizer of ``path`` is that of ``source`` and has more tokens, all below ``num_tokens``."""
+    try:
+        there, known = (load_tokenizer(each).get_vocab(with_added_tokens=True) for each in (path, source))
+    except InputError:
+        return False
+    return len(there) > len(known) and there.items() >= known.items() and max(there.values()) < num_tokens
+
+
 def _vocabulary_file(path: Path) -> Path:
     """The vocabulary file that a path names, or that is in the directory of this path."""
     if path.is_dir():

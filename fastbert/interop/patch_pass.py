@@ -94,7 +94,9 @@ class Pass:
         states = flag(given, "output_hidden_states", config.output_hidden_states)
         attentions = flag(given, "output_attentions", config.output_attentions)
         asked = given.get("return_dict")
-        return states, attentions, getattr(config, "return_dict", True) if asked is None else asked
+        if asked is None:
+            asked = getattr(config, "use_return_dict" if is_before_5() else "return_dict", True)
+        return states, attentions, asked
 
     def run(self):
         """Computes the pass; returns the output that transformers would return, an object of its class or a tuple."""

@@ -30,6 +30,7 @@ _COMPUTED = {
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
     "processing_kwargs": {},
+    **dict.fromkeys(("query_length", "document_length", "query_expansion")),  # of prompts named query and document
 }
 _ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
 # The entries of these arguments that change neither tokens nor, except for rounding, vectors.

@@ -18,9 +18,9 @@ from ..model_config import ModelConfig, read_config_file
 from ..modules.embeddings import SinusoidalEmbedding
 from ..modules.quantized_linear import check_trainable
 from ..weights.kin import as_bert
-from ..weights.loading import LoadReport, canonical_keys, check_unquantized, is_complete, load_into
+from ..weights.loading import LoadReport, canonical_keys, check_unquantized, is_complete, load_into, warnings_held
 from ..weights.reading import read_state_dict
-from ..weights.saving import save_directory
+from ..weights.saving import save_directory, tokenizer_files
 from .loading_options import check_fields, check_saving_options, without_loading_options
 
 
@@ -172,6 +172,9 @@ class PreTrainedModel(nn.Module):
     ) -> Path:
         """Writes config.json, model.safetensors and the tokenizer's files; transformers can load the directory.
 
+        The tokenizer is that of the directory that the model was read from. If the new directory has the same tokenizer
+        with added tokens, as transformers' ``tokenizer.save_pretrained`` writes them, that is kept.
+
         Args:
             directory: made if it does not exist.
             is_main_process: False writes nothing, for all but one of several processes.
@@ -190,8 +193,18 @@ class PreTrainedModel(nn.Module):
             if self.untrained:
                 state = self.state_dict(keep_vars=True) if state_dict is None else state_dict
                 state_dict = {name: tensor for name, tensor in state.items() if name not in self.untrained}
-            save_directory(self, directory, self.config.to_dict(), self.tokenizer_source, state=state_dict)
+            source = None if self._has_more_tokens(Path(directory)) else self.tokenizer_source
+            save_directory(self, directory, self.config.to_dict(), source, state=state_dict)
         return Path(directory)
+
+    def _has_more_tokens(self, directory: Path) -> bool:
+        """Whether a directory has the tokenizer that the model was read with, and tokens that were added to it."""
+        if self.tokenizer_source is None or not tokenizer_files(directory):
+            return False
+        from ..data.tokenizer import is_extended  # the library of tokenizers is slow to import
+
+        with warnings_held():  # of the source they were shown when the model was read
+            return is_extended(directory, self.tokenizer_source, self.get_input_embeddings().num_embeddings)
 
     @classmethod
     def tensors_from_file(cls, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -251,8 +264,19 @@ class PreTrainedModel(nn.Module):
         return getattr(*self._word_embeddings())
 
     def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
-        """Replaces the word embeddings, weight (V, H), and ties the decoder to them (`tie_weights`)."""
+        """Replaces the word embeddings, weight (V, H), and ties the decoder to them (`tie_weights`).
+
+        If a tied model, or one without a decoder, gets another number of rows, ``config.vocab_size`` and the decoder's
+        bias follow; new biases are 0, as in transformers.
+        """
         setattr(*self._word_embeddings(), embeddings)
+        rows = getattr(embeddings, "num_embeddings", self.config.vocab_size)
+        if rows != self.config.vocab_size and (self.config.tie_word_embeddings or self.get_output_embeddings() is None):
+            self.config.vocab_size = self.base_model.config.vocab_size = rows
+            owner = self._decoder_owner()
+            if owner is not None:
+                bias = nn.functional.pad(owner.bias.detach(), (0, rows - len(owner.bias)))
+                owner.bias = nn.Parameter(bias, owner.bias.requires_grad)
         self.tie_weights()
 
     def _word_embeddings(self) -> tuple[nn.Module, str]:

@@ -36,5 +36,6 @@ def layer_norm(
         y = apply_dropout(y, dropout, rows)
         if residual is not None:
             y = residual.to(dtype) + y
-        y = F.layer_norm(y, (y.shape[-1],), weight.to(dtype), bias.to(dtype), eps)
+        # The weight's shape: torch.onnx's older exporter, which traces, takes a constant alone.
+        y = F.layer_norm(y, weight.shape, weight.to(dtype), bias.to(dtype), eps)
     return y.to(x.dtype)

@@ -104,6 +104,8 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     for index, record in records:
         document = record.values.get("document_id")
         documents, before = documents + (index > 0 and document != before), document
+        if _is_empty(record):  # as the blank lines at the end of the file that it was made from
+            continue
         try:
             words, tags = _words_and_tags(record, tagged.get(index), letters, ignore_tags)
         except ValueError as error:
@@ -146,6 +148,12 @@ def _has_numbers(record: Record) -> bool:
     column = _tag_column(record)
     tags = record.values.get(column)
     return column not in record.names and isinstance(tags, list) and any(isinstance(tag, int) for tag in tags)
+
+
+def _is_empty(record: Record) -> bool:
+    """Whether a record has a list of words and no word in it, nor a tag."""
+    words = [record.values[name] for name in WORDS if name in record.values]
+    return words[:1] == [[]] and not record.values.get(_tag_column(record))
 
 
 def _words_and_tags(

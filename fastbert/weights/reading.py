@@ -55,7 +55,7 @@ def read_state_dict(directory) -> dict[str, Tensor]:
             "save the result in another directory"
         )
     if found is not None:
-        return _read_shards(directory, found) if found.name.endswith(".index.json") else read_weights_file(found)
+        return read_weights_file(found)
     for pattern in _OTHER_FRAMEWORKS:
         found = next(directory.glob(pattern), None)
         if found is not None:

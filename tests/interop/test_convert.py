@@ -318,12 +318,19 @@ def test_state_dictionaries_of_trainers(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_directory_that_nvidias_fine_tuning_wrote(tmp_path):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_directory_that_nvidias_fine_tuning_wrote(sharded, tmp_path):
     """Its pytorch_model.bin is a trainer's file, with the model under "model"."""
     theirs = _theirs("BertForQuestionAnswering")
     state = theirs.state_dict()
     nvidia = {name.replace("intermediate.dense.", "intermediate.dense_act."): tensor for name, tensor in state.items()}
-    torch.save({"model": nvidia}, tmp_path / "pytorch_model.bin")
+    if sharded:
+        weight_map = {name: f"pytorch_model-{i % 2}.bin" for i, name in enumerate(nvidia)}
+        for shard in set(weight_map.values()):
+            torch.save({name: nvidia[name] for name in nvidia if weight_map[name] == shard}, tmp_path / shard)
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        torch.save({"model": nvidia}, tmp_path / "pytorch_model.bin")
     theirs.config.save_pretrained(tmp_path)
     (tmp_path / "config.json").rename(tmp_path / "bert_config.json")
     convert(tmp_path, tmp_path / "end")

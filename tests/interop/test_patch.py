@@ -99,6 +99,15 @@ def test_tuples_have_the_same_places(name):
             assert [x.shape for x, _ in tensors] == [y.shape for _, y in tensors]
 
 
+@pytest.mark.parametrize("said", [{"torchscript": True}, {"return_dict": False}])
+def test_the_configuration_says_whether_an_output_is_a_tuple(said):
+    """transformers 4 gives one to a model that is to be traced."""
+    theirs, ours = twins("BertModel", **said)
+    with torch.no_grad():
+        got, wanted = (model(**arguments("BertModel")) for model in (ours, theirs))
+    assert type(got) is type(wanted)
+
+
 @pytest.mark.parametrize("states", [False, True])
 def test_places_of_attention_probabilities(states):
     # transformers 5 gives a model () for the cross-attention that it has not.

@@ -156,6 +156,23 @@ def test_a_program_goes_to_onnx(tmp_path):
     assert_as_the_model(run, model, OTHERS[:3])
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_the_exporter_that_traces_makes_a_graph_for_other_sizes(tmp_path):
+    """It is the default of torch 2.6 to 2.8."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    model, path = _OnlyTensors(fastbert.BertModel(config())).eval(), str(tmp_path / "model.onnx")
+    free = {name: {0: "batch", 1: "tokens"} for name in ("ids", "mask")}
+    torch.onnx.export(model, EXAMPLE, path, dynamo=False, dynamic_axes=free, input_names=list(free), verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(*given: Tensor) -> list[Tensor]:
+        feed = {name: x.numpy() for name, x in zip(free, given, strict=True)}
+        return [torch.from_numpy(x) for x in session.run(None, feed)]
+
+    assert_as_the_model(run, model, OTHERS[:3])
+
+
 def test_an_output_stays_what_it_is():
     model = fastbert.BertForSequenceClassification(config()).eval()
     found = torch.export.export(model, EXAMPLE, strict=False).module()(*EXAMPLE)

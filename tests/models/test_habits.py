@@ -153,6 +153,26 @@ def test_setting_embeddings_keeps_the_tie():
     assert ours.get_output_embeddings().weight is new.weight
 
 
+@pytest.mark.parametrize("rows", [hf.VOCAB + 20, hf.VOCAB - 8])
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"])
+def test_embeddings_with_other_rows(name, rows, tmp_path):
+    theirs, ours = hf.pair(name)
+    new = nn.Embedding(rows, 32, _weight=0.2 * torch.randn(rows, 32))
+    given = hf.arguments(name, "none")
+    given["input_ids"] = given["input_ids"] % rows
+    given["input_ids"][0, :2] = rows - 1
+    for model in (theirs, ours):
+        model.set_input_embeddings(new)
+        model.tie_weights()
+    got, expected = ours(**given)[0], theirs(**given)[0]
+    assert got.shape == expected.shape
+    hf.assert_near(got, expected, torch.float32, "states")
+    with pytest.raises(InputError, match=f"between 0 and {rows - 1} "):
+        ours(torch.tensor([[rows]]))
+    ours.save_pretrained(tmp_path)
+    torch.testing.assert_close(type(ours).from_pretrained(tmp_path).eval()(**given)[0], got)
+
+
 def test_a_model_on_the_meta_device_has_no_memory():
     with torch.device("meta"):
         model = fastbert.BertForMaskedLM(fastbert.BertConfig.large())

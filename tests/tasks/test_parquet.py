@@ -173,6 +173,18 @@ def test_ner(numbers, read, tmp_path):
 
 
 @pytest.mark.parametrize("labelled", [True, False])
+def test_a_row_without_words_is_as_a_blank_line(labelled, read):
+    """Sets that were made from a file which ends with one have such a row last."""
+    records = [{"id": n, "tokens": words} for n, words in enumerate((["EU", "says"], [], ["."], []))]
+    if labelled:
+        records = [record | {"ner_tags": ["O"] * len(record["tokens"])} for record in records]
+    rows = read("ner", parquet(records))
+    assert [(row.id, row.texts) for row in rows] == [("0", ("EU", "says")), ("2", (".",))]
+    with pytest.raises(DataError, match="expected sentences, got none that can be used"):
+        read("ner", parquet(records[1:2]))
+
+
+@pytest.mark.parametrize("labelled", [True, False])
 def test_ner_words_with_blanks(read, tmp_path, labelled):
     tags = ({"ner_tags": ["O", "O", "B-LOC", "O"]}, {"ner_tags": ["O"]}) if labelled else ({}, {})
     words = (["in", "the", " New York", "."], ["a"])
@@ -241,6 +253,7 @@ def test_ner_without_tags_and_of_documents(read):
         ("ner", [{"tokens": ["a", "b"], "ner_tags": ["O"]}], None, "row 1: expected a tag for each of 2 words"),
         ("ner", [{"tokens": ["a\tb"], "ner_tags": ["O"]}], None, "row 1: expected words without tabs and line ends"),
         ("ner", [{"tokens": [" "], "ner_tags": ["O"]}], None, "row 1: expected words with other characters"),
+        ("ner", [{"tokens": [], "ner_tags": ["O"]}], None, "row 1: expected a list of words in the column tokens"),
         ("ner", [{"text": "a b"}], None, "row 1: expected a list of words in the column tokens or words"),
         ("rte", [{"sentence1": "A", "label": 0}], None, "row 1: expected the columns sentence1, sentence2"),
         ("rte", [{"sentence1": "A", "sentence2": "B", "label": 7}], None, "row 1: expected the label to be one of"),

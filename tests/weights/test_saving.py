@@ -228,6 +228,27 @@ def test_saving_over_another_model_leaves_nothing_of_its_tokenizer(tmp_path):
     assert (out / "vocab.txt").is_file()
 
 
+@pytest.mark.parametrize("added", ["zork", "two words"])
+def test_a_tokenizer_with_added_tokens_is_kept(added, tmp_path):
+    """With transformers, whose models do not write tokenizers, either may be saved first."""
+    transformers = pytest.importorskip("transformers")
+    source, out = save_tiny(tmp_path / "source", "BertForMaskedLM", VOCAB), tmp_path / "out"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens([added])
+    tokenizer.save_pretrained(out)
+    model = fastbert.BertForMaskedLM.from_pretrained(source)
+    model.save_pretrained(out)  # the table has no row for the token, so this tokenizer is not the model's
+    assert fastbert.load_tokenizer(out).token_to_id(added) is None
+    tokenizer.save_pretrained(out)
+    model.resize_token_embeddings(len(tokenizer))
+    text = f"the film {added} good"
+    for _ in range(2):
+        model.save_pretrained(out)
+        assert fastbert.load_tokenizer(out).encode(text).ids == tokenizer(text)["input_ids"]
+        assert transformers.AutoTokenizer.from_pretrained(out)(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert len(tokenizer) - 1 in tokenizer(text)["input_ids"]
+
+
 def test_a_relative_directory_is_that_of_the_moment_of_reading(tmp_path, monkeypatch):
     source = save_tiny(tmp_path / "work" / "model")
     monkeypatch.chdir(tmp_path / "work")
