@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="a sentence-transformers directory; all-MiniLM-L6-v2 by default")
     parser.add_argument("--texts", type=Path, help="lines of text to take the sentences from, spread over the file")
-    parser.add_argument("--sentences", type=int, default=10_000)
+    parser.add_argument("--sentences", type=int, help="by default 10,000, of --texts all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch-size", type=int, nargs="*", default=[32, 128], help="sentence-transformers' own")
@@ -92,12 +92,13 @@ def sentences(args: argparse.Namespace, directory: Path) -> list[str]:
     draw = random.Random(0)
     if args.texts is not None:
         lines = [line.strip() for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
-        if len(lines) < args.sentences:
-            sys.exit(f"error: {args.texts} has {len(lines)} lines of text, {args.sentences} were asked for")
-        return draw.sample(lines, args.sentences)
+        number = len(lines) if args.sentences is None else args.sentences
+        if not 1 <= number <= len(lines):
+            sys.exit(f"error: {args.texts} has {len(lines)} lines of text, {number} were asked for")
+        return draw.sample(lines, number)
     vocabulary = (directory / "vocab.txt").read_text(encoding="utf-8").split()
     words = [word for word in vocabulary if word.isalpha() and word.isascii() and len(word) > 2]
-    lengths = (max(1, round(draw.lognormvariate(2.77, 0.8))) for _ in range(args.sentences))
+    lengths = (max(1, round(draw.lognormvariate(2.77, 0.8))) for _ in range(args.sentences or 10_000))
     return [" ".join(draw.choices(words, k=length)) for length in lengths]
 
 

@@ -27,6 +27,10 @@ import numpy as np
 from fastbert import SentenceEncoder
 from fastbert.errors import FastbertError, InputError
 
+# Of a body that is too large so many times the allowed size is read, and not kept: a client that still sends when the
+# connection is closed gets a reset in place of the answer.
+READ_ANYWAY = 64
+
 
 class OverloadedError(Exception):
     """More waits already than the queue may hold."""
@@ -37,7 +41,7 @@ class Batcher:
 
     Args:
         encode: texts to (N, H) vectors; called in a thread of its own, one call at a time.
-        max_batch: texts that go together at most (a single request with more goes alone).
+        max_batch: texts that are encoded together at most (a single request with more goes alone, in several parts).
         max_wait: seconds that a batch which is not full waits for company.
         max_queue: texts that may wait.
     """
@@ -117,8 +121,13 @@ class Batcher:
             return
         texts = [text for job, _ in jobs for text in job]
         self.batches += 1
+        vectors: list[np.ndarray] = []
         try:
-            vectors = await asyncio.get_running_loop().run_in_executor(self._thread, self.encode, texts)
+            for begin in range(0, len(texts), self.max_batch):  # a single request may be longer than a batch
+                part = texts[begin : begin + self.max_batch]
+                vectors += list(await asyncio.get_running_loop().run_in_executor(self._thread, self.encode, part))
+                if all(future.done() for _, future in jobs):  # hung up, or the time to end is over
+                    return
         except Exception as error:  # its caller is told; the server goes on
             if len(jobs) > 1:  # one of them is the reason: apart, only that one fails
                 for job in jobs:
@@ -129,7 +138,7 @@ class Batcher:
         start = 0
         for job, future in jobs:
             if not future.done():
-                future.set_result(vectors[start : start + len(job)])
+                future.set_result(np.stack(vectors[start : start + len(job)]))
             start += len(job)
 
 
@@ -192,12 +201,16 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
             gone.cancel()
 
     async def embed(request: Request) -> JSONResponse:
-        body = b""
+        body, size = b"", 0
         try:
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > args.max_bytes:
-                    return refused(413, f"expected a body of at most {args.max_bytes} bytes, got more")
+                size += len(chunk)
+                if size <= args.max_bytes:
+                    body += chunk
+                elif size > READ_ANYWAY * args.max_bytes:
+                    break
+            if size > args.max_bytes:
+                return refused(413, f"expected a body of at most {args.max_bytes} bytes, got more")
             vectors = await unless_hung_up(request, batcher.submit(parse_texts(body, args.max_queue)))
         except asyncio.CancelledError:  # by the server, whose time to end is up
             return refused(503, "the server ended before this request was whole and answered")

@@ -84,7 +84,7 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which takes its name once it is whole."""
     if path.is_dir():
         raise InputError(f"{path}: expected a file to write, got a directory")
-    unfinished = path.with_name(path.name + ".part")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")  # another search may write the same index
     try:
         with open(unfinished, "wb") as file:
             yield file

@@ -102,7 +102,7 @@ def _check_probabilities(task: Task, table: Path, out: Path, data: Path) -> None
 
     if not hasattr(task, "probabilities"):
         raise InputError(f"--probabilities belongs to tasks of classes, ner and swag, got the task {task.name}")
-    if table.absolute() == out.absolute():
+    if table.resolve() == out.resolve():
         raise InputError(f"--probabilities: expected another file than the predictions', got {table} for both")
     check_writable(table, data)
 

@@ -108,7 +108,8 @@ def write_encoder(encoder, target: Path) -> Path:
     """Writes a `SentenceEncoder` as such a directory; returns the directory. Raises as `save_pretrained` does."""
     prompts, default = dict(encoder.prompts), None
     if encoder.prompt:
-        default = next((name for name, text in prompts.items() if text == encoder.prompt), "default")
+        free = next(name for name in ("default", *map("default_{}".format, range(len(prompts)))) if name not in prompts)
+        default = next((name for name, text in prompts.items() if text == encoder.prompt), free)
         prompts[default] = encoder.prompt
     model = encoder.model
     config = {**encoder.config, "prompts": prompts, "default_prompt_name": default}

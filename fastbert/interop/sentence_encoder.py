@@ -83,6 +83,8 @@ class SentenceEncoder:
         include_prompt: bool = True,
         truncate_dim: int | None = None,
     ) -> None:
+        # Its own: the length of inputs and lower-casing are settings of a tokenizer, and the caller's must not change.
+        tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self.model, self.tokenizer = model.eval(), tokenizer
         self.modules = nn.Sequential(*modules).eval()
         self.pooling, self.normalize, self.truncate_dim = pooling, normalize, truncate_dim

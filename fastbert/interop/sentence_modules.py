@@ -73,7 +73,7 @@ def _sums(rows: Tensor, lengths: Tensor) -> Tensor:
     if rows.device.type != "cpu":
         return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0)
     # The same bits in a tenth of the time.
-    starts, every = lengths.cumsum(0) - lengths, torch.arange(len(rows))
+    starts, every = lengths.cumsum(0) - lengths, torch.arange(len(rows), device=rows.device)
     return torch.nn.functional.embedding_bag(every, rows, starts, mode="sum")
 
 

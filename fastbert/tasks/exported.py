@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .text import TextTask
 
 _COLUMN = re.compile("[1-9][0-9]{0,3}")
+_NAME = re.compile(r"[\w\-](?:[\w .\-]*[\w\-])?")  # of a column
 SINGLE = (("sentence",), ("text",))
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2")),
@@ -167,7 +168,7 @@ def _below_header(
     task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, Record | None]] | None:
     """(index, record) of the rows of a table with a header; None if the first line is none with the task's texts."""
-    found = _header(task, first[1])
+    found = _header(task, first[1], typed=os.fspath(path) == "-")
     # A .csv of one column has CSV's quotes too; in other files with one column, lines are literal texts.
     if found is None or (len(found[2]) < 2 and not _is_csv(path)):
         return None
@@ -177,10 +178,16 @@ def _below_header(
     return table_records(path, first, columns, separator, lines, task.bad_rows)
 
 
-def _header(task: TextTask, line: str) -> tuple[str, tuple[str, ...], list[str]] | None:
-    """What separates the columns of a header, which of `text_forms` it has, and all columns; None for other lines."""
+def _header(task: TextTask, line: str, typed: bool = False) -> tuple[str, tuple[str, ...], list[str]] | None:
+    """What separates the columns of a header, which of `text_forms` it has, and all columns; None for other lines.
+
+    Of ``typed`` lines one with a blank beside a comma or with other signs than those of names is a sentence.
+    """
     for separator in "\t" if "\t" in line else ",;|":  # spreadsheets write semicolons where the comma is in numbers
-        written = [name.strip() for name in fields_of(line, separator)]
+        raw = fields_of(line, separator)
+        if typed and separator != "\t" and not all(map(_NAME.fullmatch, raw)):
+            continue
+        written = [name.strip() for name in raw]
         # GLUE's diagnostic set with labels has Premise, Hypothesis, Label; spreadsheets often have capitals too.
         named = task.label_fields if task.label_named else ()
         for columns in (written, [name if name in named else name.lower() for name in written]):

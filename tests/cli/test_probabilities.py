@@ -121,6 +121,13 @@ def test_endings_have_a_line_each(tmp_path):
     assert [line.split(",")[1] for line in out.read_text().splitlines()[1:]] == best
 
 
+def test_one_file_by_two_names_is_no_place_for_both(tmp_path, capsys):
+    out = tmp_path / "out.tsv"
+    assert predict(tmp_path, "--out", out, "--probabilities", tmp_path / "model" / ".." / "out.tsv") == 2
+    assert "--probabilities: expected another file than the predictions'" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_predictions_on_standard_output_are_not_mixed_with_its_path(tmp_path, capsys):
     assert predict(tmp_path, "--probabilities", tmp_path / "table.tsv") == 0
     printed = capsys.readouterr().out

@@ -84,9 +84,24 @@ def test_a_batch_is_not_exceeded_and_a_large_request_goes_alone():
         jobs = [["x"] * n for n in (3, 4, 2, 12, 1)]
         answers = await asyncio.gather(*(batcher.submit(job) for job in jobs))
         assert [len(answer) for answer in answers] == [3, 4, 2, 12, 1]
-        assert [len(batch) for batch in encode.batches] == [7, 2, 12, 1]
+        assert [len(batch) for batch in encode.batches] == [7, 2, 8, 4, 1]
 
     with_batcher(scenario, max_queue=30)
+
+
+def test_the_rest_of_a_large_request_is_left_where_its_client_has_gone():
+    async def scenario(batcher, encode):
+        encode.gate.clear()
+        gone = asyncio.create_task(batcher.submit(["x"] * 20))
+        while not encode.batches:
+            await asyncio.sleep(0.001)
+        gone.cancel()
+        await asyncio.sleep(0)
+        encode.gate.set()
+        assert (await batcher.submit(["yy"])).tolist() == [[2]]
+        assert [len(batch) for batch in encode.batches] == [8, 1]
+
+    with_batcher(scenario)
 
 
 def test_a_full_batch_waits_for_nobody():
@@ -419,7 +434,7 @@ def start(model):
 
 
 def test_many_clients_at_once_and_an_orderly_end(start, model):
-    port, process = start("--batch-invariant", "--max-wait-ms", 200, "--max-queue", 64, "--max-bytes", 4096)
+    port, process = start("--batch-invariant", "--max-wait-ms", 200, "--max-queue", 64, "--max-bytes", 200_000)
     texts = [" ".join(["the film is good"] * (1 + n % 5)) for n in range(24)]
     encoder = SentenceEncoder.from_pretrained(model)
     wanted = encoder.encode(texts, batch_invariant=True)
@@ -431,7 +446,8 @@ def test_many_clients_at_once_and_an_orderly_end(start, model):
         assert np.array_equal(got, wanted)
         assert 1 <= health(port)["batches"] <= 12
         assert post(port, b"no JSON")[0] == 400
-        assert post(port, b" " * 5000)[0] == 413
+        assert post(port, b" " * 200_001)[0] == 413
+        assert post(port, b" " * 8_000_000)[0] == 413  # its client is still sending
         assert post(port, json.dumps({"texts": ["a"] * 65}).encode())[0] == 400
         # The end: a signal while requests wait for their batch.
         last = [clients.submit(post, port, json.dumps({"texts": [text] * 2}).encode()) for text in texts[:8]]

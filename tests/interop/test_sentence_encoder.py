@@ -328,6 +328,35 @@ def test_a_tokenizer_that_somebody_else_makes_pad(tmp_path, padding):
     assert encoder.tokenizer.padding is not None
 
 
+def test_a_tokenizer_that_is_given_stays_as_it_is(encoder):
+    text, capitals = "a man is eating food . " * 10, "A Man"
+    tokenizer = fastbert.load_tokenizer(encoder.model.tokenizer_source)
+    before = tokenizer.to_str()
+    whole = SentenceEncoder(encoder.model, tokenizer)
+    expected = whole.encode([text, capitals])
+    SentenceEncoder(encoder.model, tokenizer, pooling="cls", max_seqlen=8, do_lower_case=True)
+    assert tokenizer.to_str() == before
+    np.testing.assert_array_equal(whole.encode([text, capitals]), expected)
+    tokenizer.no_truncation()
+    assert len(whole.encode([text * 100])) == 1
+
+
+def test_the_default_device_is_not_the_encoders(encoder):
+    """Another default device than the model's once left the sums unwritten."""
+    expected = encoder.encode(SENTENCES)
+    with torch.device("meta"):
+        np.testing.assert_array_equal(encoder.encode(SENTENCES), expected)
+
+
+def test_a_prompt_gets_a_name_that_is_free(encoder, tmp_path):
+    prompts = {"default": "a: ", "default_0": "b: "}
+    made = SentenceEncoder(encoder.model, encoder.tokenizer, prompts=prompts, prompt="c: ")
+    made.save_pretrained(tmp_path)
+    again = SentenceEncoder.from_pretrained(tmp_path)
+    assert again.prompt == "c: "
+    assert again.prompts.items() >= prompts.items()
+
+
 def test_vectors_that_are_cut_off(tmp_path):
     directory = st_directory(tmp_path / "old", {"pooling_mode_mean_tokens": True}, True)
     (directory / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')

@@ -61,6 +61,24 @@ def test_long_texts_are_named_or_cut(directory, monkeypatch):
     assert [len(f.ids) for f in token_features(model, tokenizer, texts, "last", truncate=True)] == [3, 4, 4, 32]
 
 
+def test_features_of_long_texts_are_not_all_in_memory(directory, monkeypatch):
+    model, tokenizer = fastbert.BertModel.from_pretrained(directory), fastbert.load_tokenizer(directory)
+    texts = ["the film is good", "dull", "a book . " * 5, "the film", "is good is good"]
+    whole = list(token_features(model, tokenizer, texts, "last"))
+    sizes, compute = [], features._window_features
+    monkeypatch.setattr(features, "_TOKENS", 20)
+
+    def noted(model, rows, *more):
+        sizes.append(len(rows))
+        return compute(model, rows, *more)
+
+    monkeypatch.setattr(features, "_window_features", noted)
+    for got, wanted in zip(token_features(model, tokenizer, texts, "last"), whole, strict=True):
+        assert got.ids == wanted.ids
+        np.testing.assert_allclose(got.values, wanted.values, rtol=1e-5, atol=1e-5)
+    assert sizes == [2, 1, 2]
+
+
 def test_choices_that_do_not_fit():
     states = [torch.zeros(2, 4)] * 3
     with pytest.raises(InputError, match="at least 4 layers, got 2"):

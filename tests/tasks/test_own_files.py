@@ -383,6 +383,9 @@ def test_a_model_of_one_number_is_no_classifier():
         task_of("text-classification").restore(BertConfig(num_labels=1))
 
 
+TEXT_COLUMN = {"sst2": "sentence", "text-classification": "text"}
+
+
 def test_what_is_typed_is_a_text_for_a_model_of_numbered_columns(monkeypatch):
     def read(line, texts):
         monkeypatch.setattr("fastbert.tasks.files.binary_lines", lambda file: iter([line]))
@@ -393,6 +396,22 @@ def test_what_is_typed_is_a_text_for_a_model_of_numbered_columns(monkeypatch):
     assert read(b"dull, very\n", ("2",)) == [("dull, very",)]
     assert read(b"A, b\tC\n", ("2", "3")) == [("A, b", "C")]
     assert read(b"9\tA\tC\n", ("2", "3")) == [("A", "C")]
+
+
+@pytest.mark.parametrize("name", ["sst2", "text-classification"])
+def test_a_sentence_that_is_typed_is_no_header(name, monkeypatch):
+    def read(*lines):
+        monkeypatch.setattr("fastbert.tasks.files.binary_lines", lambda file: iter(lines))
+        task = task_of("text-classification") if name == "text-classification" else registry.get(name)
+        task.predicting = True
+        return [row.texts for row in task.read("-")]
+
+    word = TEXT_COLUMN[name]
+    for first in (f"{word.title()}, though short, matters.", f"{word.title()}, film.", f"{word}; or not"):
+        lines = [first, "I liked it, really, a lot.", "Dull, slow, bad."]
+        assert read(*(line.encode() for line in lines)) == [(line,) for line in lines]
+    table = (f"id,{word}".encode(), b'1,"Dull, slow"')
+    assert read(*table) == [("Dull, slow",)]
 
 
 def test_regression_learns_the_size_of_its_numbers(tmp_path, capsys):
