@@ -204,7 +204,7 @@ class PreTrainedModel(nn.Module):
         from ..data.tokenizer import is_extended  # the library of tokenizers is slow to import
 
         with warnings_held():  # of the source they were shown when the model was read
-            return is_extended(directory, self.tokenizer_source, self.get_input_embeddings().num_embeddings)
+            return is_extended(directory, self.tokenizer_source, self.config.vocab_size)
 
     @classmethod
     def tensors_from_file(cls, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -242,8 +242,11 @@ def test_a_tokenizer_with_added_tokens_is_kept(added, tmp_path):
     tokenizer.save_pretrained(out)
     model.resize_token_embeddings(len(tokenizer))
     text = f"the film {added} good"
-    for _ in range(2):
-        model.save_pretrained(out)
+    for wrapped in (False, True):
+        if wrapped:  # as adapters do, which need not tell the number of their rows
+            model.bert.embeddings.word_embeddings = torch.nn.Sequential(model.get_input_embeddings())
+        state = {name.replace("embeddings.0.", "embeddings."): x for name, x in model.state_dict().items()}
+        model.save_pretrained(out, state_dict=state)
         assert fastbert.load_tokenizer(out).encode(text).ids == tokenizer(text)["input_ids"]
         assert transformers.AutoTokenizer.from_pretrained(out)(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert len(tokenizer) - 1 in tokenizer(text)["input_ids"]
