@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,8 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
     ) -> None:
         # Its own: the length of inputs and lower-casing are settings of a tokenizer, and the caller's must not change.
-        tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        with suppress(Exception):  # `tokenizers` raises no other where a part is written in Python: that one is shared
+            tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self.model, self.tokenizer = model.eval(), tokenizer
         self.modules = nn.Sequential(*modules).eval()
         self.pooling, self.normalize, self.truncate_dim = pooling, normalize, truncate_dim

@@ -7,6 +7,7 @@ from string import ascii_lowercase
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from levels import LEVELS, TILES, at_level
 from tiny_bert import save as save_tiny
@@ -339,6 +340,17 @@ def test_a_tokenizer_that_is_given_stays_as_it_is(encoder):
     np.testing.assert_array_equal(whole.encode([text, capitals]), expected)
     tokenizer.no_truncation()
     assert len(whole.encode([text * 100])) == 1
+
+
+def test_a_tokenizer_with_a_part_in_python(encoder):
+    class Lower:
+        def normalize(self, text):
+            text.lowercase()
+
+    tokenizer = fastbert.load_tokenizer(encoder.model.tokenizer_source)
+    tokenizer.normalizer = tokenizers.normalizers.Normalizer.custom(Lower())
+    made = SentenceEncoder(encoder.model, tokenizer, normalize=True)
+    np.testing.assert_allclose(made.encode(["A Man"]), encoder.encode(["a man"]), atol=1e-6)
 
 
 def test_the_default_device_is_not_the_encoders(encoder):
