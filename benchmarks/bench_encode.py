@@ -98,7 +98,8 @@ def sentences(args: argparse.Namespace, directory: Path) -> list[str]:
         return draw.sample(lines, number)
     vocabulary = (directory / "vocab.txt").read_text(encoding="utf-8").split()
     words = [word for word in vocabulary if word.isalpha() and word.isascii() and len(word) > 2]
-    lengths = (max(1, round(draw.lognormvariate(2.77, 0.8))) for _ in range(args.sentences or 10_000))
+    number = 10_000 if args.sentences is None else args.sentences
+    lengths = (max(1, round(draw.lognormvariate(2.77, 0.8))) for _ in range(number))
     return [" ".join(draw.choices(words, k=length)) for length in lengths]
 
 
