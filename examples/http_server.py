@@ -41,7 +41,8 @@ class Batcher:
 
     Args:
         encode: texts to (N, H) vectors; called in a thread of its own, one call at a time.
-        max_batch: texts that are encoded together at most (a single request with more goes alone, in several parts).
+        max_batch: texts that are encoded together at most. A request with more is computed in parts, each of which
+            waits behind what others have asked meanwhile.
         max_wait: seconds that a batch which is not full waits for company.
         max_queue: texts that may wait.
     """
@@ -76,10 +77,22 @@ class Batcher:
         """
         if self._closing or self.waiting + len(texts) > self.max_queue:
             raise OverloadedError(f"{self.waiting} texts are waiting, at most {self.max_queue} may")
+        parts = deque(texts[begin : begin + self.max_batch] for begin in range(0, len(texts), self.max_batch))
+        self.waiting += len(texts)
+        vectors = []
+        try:
+            while parts:
+                vectors.append(await self._computed(parts.popleft()))
+        finally:
+            self.waiting -= sum(len(part) for part in parts)
+            self._arrived.set()
+        return np.concatenate(vectors)
+
+    async def _computed(self, texts: list[str]) -> np.ndarray:
+        """The vectors of texts that are counted as waiting, and that fit a batch."""
         future = asyncio.get_running_loop().create_future()
         job = texts, future
         self._jobs.append(job)
-        self.waiting += len(texts)
         self._arrived.set()
         try:
             return await future
@@ -89,13 +102,14 @@ class Batcher:
                 self.waiting -= len(texts)
 
     async def _run(self) -> None:
-        while self._jobs or not self._closing:
+        while self.waiting or not self._closing:
             if not self._jobs:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
             await self._company()
             await self._compute(self._take())
+            await asyncio.sleep(0)  # a request that has more parts hands over the next
 
     async def _company(self) -> None:
         """Until the batch is full, or has waited long enough."""
@@ -121,13 +135,8 @@ class Batcher:
             return
         texts = [text for job, _ in jobs for text in job]
         self.batches += 1
-        vectors: list[np.ndarray] = []
         try:
-            for begin in range(0, len(texts), self.max_batch):  # a single request may be longer than a batch
-                part = texts[begin : begin + self.max_batch]
-                vectors += list(await asyncio.get_running_loop().run_in_executor(self._thread, self.encode, part))
-                if all(future.done() for _, future in jobs):  # hung up, or the time to end is over
-                    return
+            vectors = await asyncio.get_running_loop().run_in_executor(self._thread, self.encode, texts)
         except Exception as error:  # its caller is told; the server goes on
             if len(jobs) > 1:  # one of them is the reason: apart, only that one fails
                 for job in jobs:
@@ -138,7 +147,7 @@ class Batcher:
         start = 0
         for job, future in jobs:
             if not future.done():
-                future.set_result(np.stack(vectors[start : start + len(job)]))
+                future.set_result(vectors[start : start + len(job)])
             start += len(job)
 
 

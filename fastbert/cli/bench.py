@@ -28,9 +28,10 @@ class Bench:
     """Measures inference, training, kernels and data against the libraries installed here.
 
     All variants take turns, each in its own process, on the same weights; each is compared with float64 first, and one
-    that is wrong gets no figure. Speeds count real tokens, not padding. Libraries that are not installed are listed in
-    the table with the reason; the extra [bench] installs them. OUT/bench.json holds every
-    figure, OUT/bench.md the tables, OUT/bench.png a picture.
+    that is wrong gets no figure. Speeds count real tokens, not padding. Peers that pad are called with the whole batch
+    of mixed lengths, with four of like length at a time and with one; a ratio is to their fastest way. Libraries that
+    are not installed are listed in the table with the reason; the extra [bench] installs them. OUT/bench.json holds
+    every figure, OUT/bench.md the tables, OUT/bench.png a picture.
 
     Example:
         fastbert bench --quick

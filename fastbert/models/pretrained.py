@@ -20,7 +20,7 @@ from ..modules.quantized_linear import check_trainable
 from ..weights.kin import as_bert
 from ..weights.loading import LoadReport, canonical_keys, check_unquantized, is_complete, load_into, warnings_held
 from ..weights.reading import read_state_dict
-from ..weights.saving import save_directory, tokenizer_files
+from ..weights.saving import same_files, save_directory, tokenizer_files
 from .loading_options import check_fields, check_saving_options, without_loading_options
 
 
@@ -199,7 +199,8 @@ class PreTrainedModel(nn.Module):
 
     def _has_more_tokens(self, directory: Path) -> bool:
         """Whether a directory has the tokenizer that the model was read with, and tokens that were added to it."""
-        if self.tokenizer_source is None or not tokenizer_files(directory):
+        there, known = tokenizer_files(directory), tokenizer_files(self.tokenizer_source)
+        if not (there and known) or same_files(there, known):  # reading a large tokenizer takes seconds
             return False
         from ..data.tokenizer import is_extended  # the library of tokenizers is slow to import
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -148,6 +148,14 @@ def tokenizer_files(source) -> list[Path]:
     if source.is_file():
         return [source] if source.name in TOKENIZER_FILES else []
     return [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+
+
+def same_files(files: Sequence[Path], others: Sequence[Path]) -> bool:
+    """Whether two sets of files have the same names and bytes."""
+    names, theirs = ({file.name: file for file in each} for each in (files, others))
+    return names.keys() == theirs.keys() and all(
+        names[name].read_bytes() == theirs[name].read_bytes() for name in names
+    )
 
 
 def tokenizer_writers(source) -> dict[str, Writer]:

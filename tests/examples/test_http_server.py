@@ -79,14 +79,44 @@ def test_callers_that_come_together_are_computed_together():
     with_batcher(scenario)
 
 
-def test_a_batch_is_not_exceeded_and_a_large_request_goes_alone():
+def test_a_batch_is_not_exceeded():
     async def scenario(batcher, encode):
         jobs = [["x"] * n for n in (3, 4, 2, 12, 1)]
         answers = await asyncio.gather(*(batcher.submit(job) for job in jobs))
         assert [len(answer) for answer in answers] == [3, 4, 2, 12, 1]
-        assert [len(batch) for batch in encode.batches] == [7, 2, 8, 4, 1]
+        assert [len(batch) for batch in encode.batches] == [7, 2, 8, 5]
 
     with_batcher(scenario, max_queue=30)
+
+
+def test_a_large_request_lets_the_others_through_between_its_parts():
+    async def scenario(batcher, encode):
+        encode.gate.clear()
+        large = asyncio.create_task(batcher.submit(["x" * n for n in range(1, 21)]))
+        while not encode.batches:
+            await asyncio.sleep(0.001)
+        small = [asyncio.create_task(batcher.submit(["small"])) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert batcher.waiting == 12 + 2
+        encode.gate.set()
+        assert [(await job).tolist() for job in small] == [[[5]]] * 2
+        assert not large.done()
+        assert (await large).ravel().tolist() == list(range(1, 21))
+        assert [len(batch) for batch in encode.batches] == [8, 2, 8, 4]
+        assert batcher.waiting == 0
+
+    with_batcher(scenario)
+
+
+def test_a_failure_in_a_part_is_that_of_its_request():
+    async def scenario(batcher, encode):
+        with pytest.raises(ValueError, match="a bad text"):
+            await batcher.submit(["x"] * 8 + ["bad"] * 8 + ["x"] * 4)
+        assert [len(batch) for batch in encode.batches] == [8, 8]
+        assert batcher.waiting == 0
+        assert (await batcher.submit(["xyz"])).tolist() == [[3]]
+
+    with_batcher(scenario)
 
 
 def test_the_rest_of_a_large_request_is_left_where_its_client_has_gone():
@@ -206,16 +236,17 @@ def test_who_hangs_up_while_it_is_computed_leaves_the_others_their_own_vectors()
 
 def test_stopping_answers_what_waits_and_takes_no_more():
     async def scenario(batcher, encode):
-        jobs = [asyncio.create_task(batcher.submit(["x"] * 5)) for _ in range(3)]
+        jobs = [asyncio.create_task(batcher.submit(["x"] * n)) for n in (5, 20, 5)]
         await asyncio.sleep(0)
         stopping = asyncio.create_task(batcher.stop())
         await asyncio.sleep(0)
         with pytest.raises(server.OverloadedError):
             await batcher.submit(["y"])
-        assert [len(job) for job in await asyncio.gather(*jobs)] == [5, 5, 5]
+        assert [len(job) for job in await asyncio.gather(*jobs)] == [5, 20, 5]
         await stopping
+        assert batcher.waiting == 0
 
-    with_batcher(scenario, max_wait=0.2)
+    with_batcher(scenario, max_wait=0.2, max_queue=30)
 
 
 @pytest.mark.parametrize(

@@ -678,10 +678,8 @@ def test_int8_weights_give_the_bits_of_the_layers_one_by_one(
     given[0][lone] = float("nan")
     whole = run(encoder, *given)
     assert calls == [1]
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    two = run(encoder, *given)
-    torch.set_num_threads(before)
+    with threads(2):
+        two = run(encoder, *given)
     monkeypatch.setattr(stack, "_plain_parameters", lambda *_, **__: None)
     parts = run(encoder, *given)
     assert calls == [1, 1]

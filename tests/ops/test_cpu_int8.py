@@ -6,6 +6,7 @@ import copy
 import functools
 from itertools import pairwise
 
+import levels
 import numpy as np
 import pytest
 import torch
@@ -83,15 +84,13 @@ def run(x, packed, n, *, bias=None, activation=0, residual=None, sums=False, dty
     count = len(groups_of(k))
     integers = torch.full((m * count * n + 2 * GUARD,), -77, dtype=torch.int32)
     codes = {torch.float32: 0, torch.bfloat16: 1}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    _native.extension().gemm_int8(
-        codes[x.dtype], x.data_ptr(), x.stride(0), packed.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        activation,
-        0 if residual is None else residual_rows.data_ptr(), out.data_ptr(), n + gap, codes[dtype], m, n, k,
-        integers[GUARD:].data_ptr() if sums else 0,
-    )  # fmt: skip
-    torch.set_num_threads(before)
+    with levels.threads(threads or torch.get_num_threads()):
+        _native.extension().gemm_int8(
+            codes[x.dtype], x.data_ptr(), x.stride(0), packed.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            activation,
+            0 if residual is None else residual_rows.data_ptr(), out.data_ptr(), n + gap, codes[dtype], m, n, k,
+            integers[GUARD:].data_ptr() if sums else 0,
+        )  # fmt: skip
     guards = torch.cat([whole[:GUARD], whole[GUARD + m * (n + gap) :], out[:, n:].reshape(-1)])
     assert bool((guards == 777.0).all()), "wrote outside its output"
     assert bool((integers[:GUARD] == -77).all() and (integers[GUARD + m * count * n :] == -77).all())

@@ -252,6 +252,20 @@ def test_a_tokenizer_with_added_tokens_is_kept(added, tmp_path):
     assert len(tokenizer) - 1 in tokenizer(text)["input_ids"]
 
 
+def test_an_equal_tokenizer_is_not_read_to_be_compared(tmp_path, monkeypatch):
+    """A large one takes seconds, twice, at each saving over the last."""
+    model = fastbert.BertModel.from_pretrained(save_tiny(tmp_path / "source"))
+    model.save_pretrained(tmp_path / "out")  # its tokenizer_config.json says more than the source's
+    model = fastbert.BertModel.from_pretrained(tmp_path / "out")
+    model.save_pretrained(tmp_path / "copy")
+    monkeypatch.setattr("fastbert.data.tokenizer.is_extended", lambda *_: pytest.fail("read"))
+    model.save_pretrained(tmp_path / "copy")
+    model.save_pretrained(tmp_path / "out")
+    (tmp_path / "copy" / "added_tokens.json").write_text("{}")
+    with pytest.raises(pytest.fail.Exception):
+        model.save_pretrained(tmp_path / "copy")
+
+
 def test_a_relative_directory_is_that_of_the_moment_of_reading(tmp_path, monkeypatch):
     source = save_tiny(tmp_path / "work" / "model")
     monkeypatch.chdir(tmp_path / "work")
