@@ -60,7 +60,9 @@ class PaddedBert(nn.Module):
             )
         keep = (attention_mask != 0).unsqueeze(-1)
         hidden = self._encode(bert, input_ids, attention_mask, token_type_ids)
-        pooled = None if bert.pooler is None else torch.tanh(bert.pooler.dense(hidden[:, 0]))
+        # As the model's own: the first column whatever its mask, and zeros of a row of which nothing is kept.
+        first = hidden[:, 0] * keep.any(1)
+        pooled = None if bert.pooler is None else torch.tanh(bert.pooler.dense(first))
         if name == "BertModel":
             last = {"last_hidden_state": hidden * keep}
             return last if pooled is None else {**last, "pooler_output": pooled}

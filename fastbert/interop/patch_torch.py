@@ -64,6 +64,8 @@ def check_parts(encoder: nn.TransformerEncoder) -> None:
         raise InputError(f"expected a LayerNorm or None as norm, got {type(encoder.norm).__name__}")
     for layer in encoder.layers:
         _check_layer(layer)
+    if len({layer.self_attn.batch_first for layer in encoder.layers}) > 1:
+        raise InputError("expected layers of one batch_first, got some that are and some that are not")
 
 
 def _check_layer(layer: nn.Module) -> None:

@@ -261,7 +261,7 @@ def _trains_in_two_parts(rows: int, weight: Tensor) -> bool:
 
 # Float32 in a compiler's graph. The graph serves any number of rows, so the choice is made when it runs.
 def _either(x: Tensor, weight: Tensor, bias: Tensor | None, trains: bool, records: bool) -> Tensor:
-    if _is_quicker(_count(x), weight, trains, records):
+    if _invariant.active() or _is_quicker(_count(x), weight, trains, records):
         return _forward(x, weight, bias, keep=not trains)
     return reference.linear(x, weight, bias).contiguous()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from .choice_forms import FORMS, FULL, LETTERS, REGULAR, SCIQ, form_of, with_further
+from .choice_forms import FORMS, FULL, LETTERS, REGULAR, SCIQ, form_of, is_passage_name, with_further
 from .files import shorten
 from .hub_files import Record
 
@@ -70,13 +70,19 @@ def _placed(index: int, right: Any, wrong: Sequence[Any], count: int = 4) -> tup
 
 
 def _of_question(values: dict[str, Any]) -> dict[str, Any]:
-    """ARC, OpenBookQA, CommonsenseQA and QASC as their authors publish them have the choices in the question."""
+    """ARC, OpenBookQA, CommonsenseQA, QASC and WIQA as their authors publish them have the choices in the question; and
+    WIQA the paragraph."""
     question = values["question"]
     if not isinstance(question, dict) or not isinstance(question.get("choices"), list):
         return {}
     choices = [choice for choice in question["choices"] if isinstance(choice, dict)]
     table = {"text": [choice.get("text") for choice in choices], "label": [choice.get("label") for choice in choices]}
-    return {"question": question.get("stem"), "choices": table}
+    if "para_steps" in question:
+        paragraph = {"question_stem": question.get("stem"), "question_para_step": question["para_steps"]}
+        label = "answer_label_as_choice"
+        return {**paragraph, "choices": table, **({label: question[label]} if label in question else {})}
+    beside = {name: text for name, text in question.items() if is_passage_name(name) and name not in values}
+    return {**beside, "question": question.get("stem"), "choices": table}
 
 
 def _of_options(values: dict[str, Any], column: str = "options") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..text_files import without_gz
 from .bad_rows import BadRows, called, numbered
 from .choice_forms import CODAH, LETTERS
 from .choice_rows import label_column
@@ -145,7 +146,7 @@ def mctest_records(
     Raises:
         DataError: that file has not four answers for each story.
     """
-    beside = Path(path).with_suffix(".ans")
+    beside = Path(without_gz(path)).with_suffix(".ans")
     read = read_lines(beside, bad_rows) if beside.is_file() else None
     answers = None if read is None else [line.split() for _, line in read if line.strip()]
     stories = [(number, line.split("\t")) for number, line in lines if line.strip()]
@@ -174,7 +175,8 @@ def with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: Ba
     Raises:
         DataError: the file does not have as many labels as there are rows, so that they would not match.
     """
-    beside = Path(path).with_name(f"{Path(path).stem}-labels.lst")
+    plain = Path(without_gz(path))
+    beside = plain.with_name(f"{plain.stem}-labels.lst")
     if not beside.is_file():
         yield from records
         return

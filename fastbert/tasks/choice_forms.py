@@ -14,6 +14,11 @@ PASSAGES = (
     *("question_para_step", "passages", "paragraphs"),
 )
 """The names of the column with the text that a question is about, in various data sets: a text, or a list of them."""
+_OTHER_PASSAGES = (
+    *("background", "content", "contexts", "conversation", "documents", "evidence", "narrative", "paragraph_text"),
+    "support",
+)
+"""More of them, of sets that are not among `FORMS`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ FORMS = (
     REGULAR,
     Form(("ctx_a",), ("endings",), "label", "ctx_b"),  # HellaSwag
     Form(("ctx_a",), ("ending_options",), "label", "ctx_b"),  # and in its first release
-    Form(("context",), ("endings",), "label"),  # CaseHOLD
+    Form(("context",), ("endings",), "label"),  # CaseHOLD in LexGLUE
+    Form(("citing_prompt",), _numbered("holding_", range(5)), "label"),  # and its authors'
     Form(CODAH[1:2], CODAH[2:-1], "label"),
     Form(("question_propmt",), ("candidate_answers",), "correct_answer_idx"),  # CODAH on hubs, misspelt there
     Form(("article",), ("options",), "answer", "question"),  # RACE
@@ -166,6 +172,11 @@ def is_table(value: Any) -> bool:
 def is_text(column: str, value: Any) -> bool:
     """Whether the value of a column can be a context: a text, also an empty one, or, as a passage, a list of texts."""
     return isinstance(value, str) or (column in PASSAGES and isinstance(value, list) and is_passage(value))
+
+
+def is_passage_name(column: str) -> bool:
+    """Whether a column's name says that it has the text that a question is about."""
+    return column.lower() in (*PASSAGES, *_OTHER_PASSAGES)
 
 
 def is_passage(value: Any) -> bool:

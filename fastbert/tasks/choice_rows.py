@@ -7,7 +7,7 @@ from typing import Any
 
 from .base import Row
 from .choice_conversions import converted, usual
-from .choice_forms import LETTERS, PASSAGES, REGULAR, Form, form_of, is_passage, is_table
+from .choice_forms import LETTERS, REGULAR, Form, form_of, is_passage, is_passage_name, is_table
 from .files import shorten
 from .hub_files import NO_LABEL, class_number
 
@@ -16,7 +16,7 @@ _OTHERS = (
     "CMMLU, MMLU-Pro, SuperGPQA, MedQA, MedMCQA, AQuA, AGIEval, ScienceQA, WIQA, DREAM, ReClor, QuAIL, LogiQA, MCTest, "
     "SciQ, COPA, PIQA, SocialIQA, CosmosQA, Belebele, CaseHOLD, WinoGrande, alphaNLI, ComVE or Story Cloze"
 )
-_ALONE = (("question",), ("question_stem",), ("hint",))
+_ALONE = (("question",), ("Question",), ("question_stem",), ("hint",))
 """The contexts of data sets whose questions have no passage of another name."""
 
 
@@ -80,7 +80,8 @@ def _check_passage(form: Form, values: dict[str, Any]) -> None:
     only be guessed at."""
     if form.context not in _ALONE:
         return
-    text = next((name for name in PASSAGES if name not in form.columns and is_passage(values.get(name))), None)
+    others = (name for name in values if is_passage_name(name) and name not in form.columns)
+    text = next((name for name in others if is_passage(values[name])), None)
     if text is not None:
         raise ValueError(
             f"expected a question that stands alone, or RACE's columns (article, question, options, answer), got "

@@ -25,6 +25,7 @@ from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_t
 
 _BREAKS = re.compile(r"[\t\r\n]")
 _NO_WORD, _NO_WORDS = re.compile(r" *\t"), r"sed '/^ *\t/d' FILE"
+_MARK = "\ufeff"
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 """The names of the columns on data-set hubs."""
 _NUMBERED = '{"O": 0, "B-ORG": 1, ...}'
@@ -68,7 +69,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     refuse_json(name, lines, WORDS)
     if not file.labelled:
         refuse_lone_lines(name, lines, columns, HINT if ignore_tags else "")
-    check_words(name, lines, columns)
+    check_words(name, lines, columns, bad_rows.encoding)
     if ignore_tags:
         refuse_running_text(name, lines, columns)
     else:
@@ -96,7 +97,8 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     """Sentences in the form of data-set hubs: lists of words and of tags, and possibly a document id."""
     found, documents = [], 0
     before = None
-    records = list(numbered(read_records(path, bad_rows), bad_rows))
+    # One without words is as the blank lines at the end of the file that it was made from.
+    records = list(numbered((r for r in read_records(path, bad_rows) if not _is_empty(r)), bad_rows))
     records = _named_beside(path, records, ignore_tags)
     tagged = {index: named for index, record in records if (named := _named_tags(record)) is not None}
     tagged = dict(zip(tagged, with_types(list(tagged.values())), strict=True))
@@ -104,8 +106,6 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     for index, record in records:
         document = record.values.get("document_id")
         documents, before = documents + (index > 0 and document != before), document
-        if _is_empty(record):  # as the blank lines at the end of the file that it was made from
-            continue
         try:
             words, tags = _words_and_tags(record, tagged.get(index), letters, ignore_tags)
         except ValueError as error:
@@ -263,6 +263,8 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     """
     file = read_columns(path, words=itertools.chain.from_iterable(sentence.texts for sentence in sentences))
     blocks, tabs = file.blocks, file.tabs
+    # Of the tags of a poor tagger few entities are complete, by which the scheme is recognised.
+    letters = (file.letters, letters_of(sentence.label for sentence in sentences if sentence.label is not None))
     for block in blocks:
         if block.broken:
             raise DataError(block.broken)
@@ -279,10 +281,10 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
             )
         tags = []
         for word, (number, _), columns in zip(sentence.texts, block.lines, block.columns, strict=True):
-            if len(columns) > 1 and columns[0] != word:
+            if len(columns) > 1 and columns[0].lstrip(_MARK) != word.lstrip(_MARK):  # a file does not begin with it
                 raise DataError(f"{path}, line {number}: expected the word {word!r}, got {columns[0]!r}")
-            if not is_tag(columns[-1], file.letters):
-                tags = expected(file.letters)
+            if not any(is_tag(columns[-1], known) for known in letters):
+                tags = expected(letters[-1])
                 raise DataError(f"{path}, line {number}: expected the tag {tags}, got {without_type(columns[-1])!r}")
             tags.append(columns[-1])
         predictions.append(tuple(tags))

@@ -26,7 +26,7 @@ _TYPE = re.compile(r"(?![A-Za-z]([\W_]|$))\w[\w/&.-]+(?<![\W_][A-Za-z])")
 _FROM_CONLL_U = """awk -F '\\t' '/^\\r?$/ {print ""} NF == 10 && $1 !~ /[-.]/ {print $2 "\\tB-" $4}' FILE"""
 _FROM_COMMAS = (
     """python3 -X utf8 -c "import csv; [print('\\n' * (n > 1 and r[0] != '') + r[1] + '\\t' + r[-1]) """
-    """for n, r in enumerate(csv.reader(open('FILE'))) if n]\""""
+    """for n, r in enumerate(csv.reader(open('FILE'{encoding}))) if n]\""""
 )
 _FROM_2012 = (
     """awk '/^#/ {next} NF < 11 {print ""; tag = ""; next} """
@@ -73,11 +73,13 @@ class _Words:
         columns: the columns of every line, by sentence.
         texts: the text of every line.
         fields: the columns of the same lines.
+        encoding: that of the file where it is not UTF-8, if it is known.
     """
 
     columns: Columns
     texts: Sequence[str]
     fields: Sequence[Sequence[str]]
+    encoding: str | None = None
 
     @property
     def first(self) -> str:
@@ -103,18 +105,19 @@ class _Words:
         return 2 * sum(is_any_tag(last) for *_, last in self.fields) < len(self.fields)
 
 
-def check_words(path: str, lines: Lines, columns: Columns) -> None:
+def check_words(path: str, lines: Lines, columns: Columns, encoding: str | None = None) -> None:
     """Raises DataError if the first column does not hold the words; the message has a command that converts the file.
 
     Args:
         path: the file's name, for messages.
         lines: number and text of every line, by sentence.
         columns: the columns of the same lines.
+        encoding: that of lines that are not UTF-8, if it is known.
     """
     written = list(itertools.chain.from_iterable(lines))
     if not written:
         return
-    found = _Words(columns, [text for _, text in written], list(itertools.chain.from_iterable(columns)))
+    found = _Words(columns, [text for _, text in written], list(itertools.chain.from_iterable(columns)), encoding)
     for mistake in _MISTAKES:
         said = mistake(found)
         if said is not None:
@@ -134,7 +137,9 @@ def _with_commas(found: _Words) -> str | None:
     if 2 * sum("," in text and _WITH_COMMAS.fullmatch(text) is not None for text in found.texts) <= len(found.texts):
         return None
     of_kaggle = found.first.startswith("Sentence #,")  # a corpus with a number in each sentence's first line
-    hint = f"; take words and tags ({_FROM_COMMAS} does)" if of_kaggle else ""
+    encoding = f", encoding='{found.encoding}'" if found.encoding else ""
+    other = "" if encoding else "; open('FILE', encoding='latin-1') where it is not UTF-8"
+    hint = f"; take words and tags ({_FROM_COMMAS.replace('{encoding}', encoding)} does{other})" if of_kaggle else ""
     return f"columns separated by blanks or tabs, got commas: {shorten(found.first)!r}{hint}"
 
 

@@ -192,13 +192,21 @@ class Squad(Task):
 
     def errors(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> Iterable[dict]:
         for row, answer in zip(rows, predictions, strict=True):
-            if row.label is not None and not self.scores(row, answer)[0]:
+            if row.label is not None and self.counts(answer) and not self.scores(row, answer)[0]:
                 yield {
                     "id": row.id,
                     "question": row.texts[0],
                     "answers": list(dict.fromkeys(row.label.texts)),
-                    "prediction": answer.text,
+                    "prediction": self.counted(answer),
                 }
+
+    def counts(self, answer: Answer) -> bool:
+        """Whether the figures have a question with this prediction, which is None for one without."""
+        return True
+
+    def counted(self, answer: Answer) -> str | None:
+        """The text of a prediction that the figures are of."""
+        return answer.text
 
     def scores(self, row: Row, answer: Answer) -> tuple[float, float]:
         """Exact match and F1 of one prediction, between 0 and 1."""
@@ -208,6 +216,8 @@ class Squad(Task):
         """Exact match and F1 in percent, by the first question word of a question."""
         groups = defaultdict(list)
         for row, answer in zip(rows, predictions, strict=True):
+            if not self.counts(answer):
+                continue
             words = row.texts[0].lower().replace("?", " ").split()
             groups[next((w for w in words if w in QUESTION_WORDS), "other")].append(self.scores(row, answer))
         table: list[Sequence] = [("question", "exact", "f1", "questions")]
@@ -271,8 +281,21 @@ class Squad2(Squad):
     def _choose(self, answer: Answer) -> Answer:
         return replace(answer, text="" if answer.null_odds > self.null_threshold else answer.span_text)
 
+    def counts(self, answer: Answer) -> bool:
+        return answer.text is not None
+
+    def counted(self, answer: Answer) -> str | None:
+        return "" if self._is_above(answer) else answer.text
+
+    def _is_above(self, answer: Answer) -> bool:
+        """Whether a prediction from a file counts as "no answer" by the probabilities of another file."""
+        from_file = answer.span_text is None and answer.null_odds is not None
+        return from_file and answer.null_odds > self.na_prob_threshold
+
     def scores(self, row: Row, answer: Answer) -> tuple[float, float]:
-        return official.score_v2(row.label.texts, answer.text or "")
+        if self._is_above(answer):  # also where a reference has nothing but punctuation, as in the official script
+            return (0.0, 0.0) if row.label.texts else (1.0, 1.0)
+        return official.score_v2(row.label.texts, answer.text)
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> dict[str, float]:
         """The official figures. For a model's predictions, exact and f1 are those at the model's threshold, best_exact

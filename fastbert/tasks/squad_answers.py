@@ -20,6 +20,10 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uff66-\uff9d\U00020000-\U0003ffff]"
 )
+# The text of an object, of a list of objects, or of a list of texts.
+_LITERAL = re.compile(
+    r"""\s*(\{\s*['"](text|answer_start)['"]\s*:|\[\s*\{\s*['"]|\[\s*(['"]).*\3\s*\]\s*$)""", re.DOTALL
+)
 _YES = ("true", "1", "1.0")  # is_impossible, in small letters
 
 
@@ -90,7 +94,10 @@ def has_plausible_answers(question: dict) -> bool:
 
 def _listed(values: Any) -> list[dict]:
     """Answers in SQuAD's form, a list of objects, from any of the forms that files have: a text, a list of texts, an
-    object, or an object of lists, as on hubs. Raises ValueError for anything else."""
+    object, or an object of lists, as on hubs. Raises ValueError for anything else, and for one of them as the text of
+    Python's or JSON's that a table has in its place: the whole of it would be the answer."""
+    if isinstance(values, str) and _LITERAL.match(values):
+        raise ValueError(f"expected answers as JSON, got them as one text, as in tables: {shorten(repr(values))}")
     if isinstance(values, str):
         values = [values] if values.strip() else []
     elif isinstance(values, dict) and isinstance(values.get("text"), list):

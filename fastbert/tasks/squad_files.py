@@ -99,7 +99,8 @@ def _load(path: str | os.PathLike, bad_rows: BadRows) -> tuple[Any, str]:
             raise
         raise DataError(
             f"{path}: expected questions as JSON or Parquet, got a table, in which answers have no usual form; "
-            "pandas' to_json(OUT, orient='records', lines=True) makes .jsonl of a data frame"
+            "pandas' to_json(OUT, orient='records', lines=True) makes .jsonl of a data frame, whose answers have to be "
+            "objects (ast.literal_eval makes them of texts)"
         ) from None
 
 

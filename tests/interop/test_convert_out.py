@@ -47,6 +47,8 @@ def test_onnx_runtime_gives_our_outputs(name, tmp_path):
         mask = torch.ones(shape, dtype=torch.int64)
         if shape == (4, 11):
             mask = hf.masks()["holes"]
+        if shape == (3, 32):
+            mask[1] = 0  # a row that fills up a batch
         if choice:
             shape = (shape[0], 2, shape[1])
             mask = mask[:, None].repeat(1, 2, 1)

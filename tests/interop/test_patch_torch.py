@@ -544,6 +544,7 @@ def _with(change) -> nn.TransformerEncoder:
         (lambda: stack(activation=F.silu), "expected relu or gelu as activation, got silu"),
         (lambda: _with(lambda e: setattr(e.layers[0].self_attn, "add_zero_attn", True)), "add_zero_attn"),
         (lambda: _with(lambda e: setattr(e.layers[0], "norm1", nn.Identity())), "expected LayerNorms"),
+        (lambda: _with(lambda e: setattr(e.layers[1].self_attn, "batch_first", False)), "layers of one batch_first"),
         (lambda: _with(lambda e: setattr(e, "norm", nn.Linear(E, E))), "LayerNorm or None as norm, got Linear"),
     ],
 )

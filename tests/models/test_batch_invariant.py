@@ -253,13 +253,30 @@ def test_a_compiled_model_runs_as_one_that_is_not(masked):
         assert torch.equal(together, states(model, ids))
 
 
-def test_a_compiled_function_runs_as_one_that_is_not():
+@pytest.mark.parametrize("records", [False, True])
+def test_a_compiled_model_with_a_head_runs_as_one_that_is_not(records):
+    torch.compiler.reset()
+    model, ids = model_of("BertForSequenceClassification", num_hidden_layers=1), sequences()
+    rows = torch.stack([torch.cat([row, row.new_zeros(64 - len(row))]) for row in ids])
+    mask = torch.stack([torch.arange(64) < len(row) for row in ids]).long()
+    compiled = torch.compile(model, backend="eager")
+    with torch.set_grad_enabled(records), fastbert.batch_invariant():
+        together = compiled(rows, attention_mask=mask).logits
+        assert together.requires_grad == records
+        alone = [compiled(row[None], attention_mask=one[None]).logits for row, one in zip(rows, mask, strict=True)]
+        assert torch.equal(together, torch.cat(alone))
+        assert torch.equal(together, model(rows, attention_mask=mask).logits)
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize(("rows", "sizes"), [(33, (128, 7)), (500, (256, 256))])  # the second torch would compute
+def test_a_compiled_function_runs_as_one_that_is_not(rows, sizes, records):
     torch.compiler.reset()
     torch.manual_seed(0)
-    layer, x = nn.Linear(128, 7), torch.randn(33, 128)
+    layer, x = nn.Linear(*sizes), torch.randn(rows, sizes[0])
     function = torch.compile(lambda x: (layer(x).tanh() * 2).softmax(-1), backend="eager")
-    with torch.no_grad(), fastbert.batch_invariant():
-        assert torch.equal(function(x), torch.cat([function(rows) for rows in x.split(4)]))
+    with torch.set_grad_enabled(records), fastbert.batch_invariant():
+        assert torch.equal(function(x), torch.cat([function(part) for part in x.split(4)]))
         with pytest.raises(BackendError, match="matmul was called"):
             torch.compile(lambda x: x @ x.t(), backend="eager")(x)
 

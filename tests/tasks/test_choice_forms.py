@@ -1,6 +1,7 @@
 """Sets of multiple choice as they are published: their columns, their labels, and questions of several sizes."""
 
 import csv
+import gzip
 import io
 import json
 
@@ -105,6 +106,20 @@ PUBLISHED = {
         "1",
     ),
     "CaseHOLD": ({"context": "C <HOLDING>", "endings": list("abcde"), "label": 4}, ("C <HOLDING>", *"abcde"), "4"),
+    "CaseHOLD's own": (
+        {"example_id": 0, "citing_prompt": "C", **{f"holding_{i}": "abcde"[i] for i in range(5)}, "label": "4"},
+        ("C", *"abcde"),
+        "4",
+    ),
+    "WIQA's own": (
+        {
+            "question": {"stem": "suppose X", "para_steps": ["S1.", "S2."], "answer_label": "less"}
+            | {"answer_label_as_choice": "B", "choices": [{"label": "A", "text": "m"}, {"label": "B", "text": "l"}]},
+            "metadata": {"ques_id": "x"},
+        },
+        ("S1. S2.", "suppose X m", "suppose X l"),
+        "1",
+    ),
     "JCommonsenseQA": (
         {"q_id": 1, "question": "Q", **{f"choice{i}": "abcde"[i] for i in range(5)}, "label": 4},
         ("Q", *"abcde"),
@@ -303,6 +318,15 @@ def test_quotes_between_tabs(tmp_path):
             {"passages": ["S", ""], "hint": "H", "question": "Q?", "choices": ["a", "b"], "answer": 0},
             "expected a question that stands alone, .* got question and also passages, which would be left out",
         ),
+        (
+            {"Content": "S", "question": "Q?", "choices": ["a", "b"], "answer": 0},
+            ".* got question and also Content, which",
+        ),
+        (
+            {"Evidence": "S", "Question": "Q", **dict(zip("ABCD", "abcd", strict=True)), "Answer": "A"},
+            ".* also Evidence",
+        ),
+        (stem("ABC", passage="S") | {"answerKey": "A"}, ".* got question and also passage, which would"),
         (FIVE | {"E": " ", "F": "f"}, "expected 6 endings, got an empty one"),
         (FIVE | {"answer": "F"}, "expected a letter, A to E, got 'F'"),
         (FIVE | {"answer": 2}, "expected a letter, A to E, got '2': numbers may count from 0 or from 1"),
@@ -406,6 +430,9 @@ def test_labels_in_a_file_beside(tmp_path):
     write(tmp_path / "train-labels.lst", "1\n0\n0\n1\n1\n")
     task.bad_rows = BadRows(skip=True)
     assert [(row.texts[0], row.label) for row in task.read(path)] == [("G0", "1"), ("G1", "0"), ("G2", "1")]
+    packed = path.with_name("train.jsonl.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert task.read(packed) == task.read(path)
     for labels, count in (("1\n0\n0\n", 3), ("1\n0\n0\n1\n1\n0\n", 6)):
         write(tmp_path / "train-labels.lst", labels)
         with pytest.raises(DataError, match=rf"labels.lst: expected a label for each of the 5 rows of .*, got {count}"):

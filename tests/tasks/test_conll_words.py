@@ -10,6 +10,7 @@ import pytest
 
 from fastbert.errors import DataError
 from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
 
 # Columns of the data sets named, rows made up.
 WIKINEURAL = "0\tThe\tO\n1\tBonn\tB-LOC\n\n0\tJa\tO\n"  # and MultiNERD
@@ -232,6 +233,13 @@ def test_sentences_of_a_table_are_refused_with_what_makes_columns_of_them(tmp_pa
     with pytest.raises(DataError, match="got commas: 'Sentence #,Word,POS,Tag'; take words and tags") as refused:
         read(path, text)
     expected = [(("The", '"x,', "\u00c9"), ("O", "O", "B-geo")), (("Ja",), ("O",))]
+    assert read(tmp_path / "f.txt", mended(path, str(refused.value))) == expected
+    # Kaggle's own file is in another encoding.
+    path.write_bytes(text.encode("latin-1"))
+    task = registry.get("ner")
+    task.bad_rows = BadRows(encoding="latin-1")
+    with pytest.raises(DataError, match="got commas") as refused:
+        task.read(path)
     assert read(tmp_path / "f.txt", mended(path, str(refused.value))) == expected
 
 

@@ -217,6 +217,31 @@ def test_a_sentence_with_unreadable_lines_is_one_bad_row(tmp_path):
         task.read_predictions(rows, path)
 
 
+def test_tags_of_a_poor_tagger_may_have_the_letters_of_the_gold_ones(tmp_path):
+    """Of its own entities most are incomplete, so that they do not tell the scheme."""
+    task = registry.get("ner")
+    rows = task.read(write(tmp_path, "EU S-ORG\nsaid O\nNew B-LOC\nYork I-LOC\nCity E-LOC\n\nParis S-LOC\n"))
+    tags = [("S-ORG", "O", "O", "I-LOC", "E-LOC"), ("E-LOC",)]
+    lines = (
+        "\n".join(" ".join(pair) for pair in zip(row.texts, of, strict=True))
+        for row, of in zip(rows, tags, strict=True)
+    )
+    path = write(tmp_path, "\n\n".join(lines) + "\n", "p.txt")
+    assert task.read_predictions(rows, path) == tags
+    assert task.metric(rows, tags)["f1"] == pytest.approx(2 / 3)
+    with pytest.raises(DataError, match=r"line 7: expected the tag O, B-TYPE, I-TYPE, E-TYPE or S-TYPE, got 'U-LOC'"):
+        task.read_predictions(rows, write(tmp_path, path.read_text()[:-6] + "U-LOC\n", "p.txt"))
+
+
+def test_a_first_word_with_a_byte_order_mark_is_read_back(tmp_path):
+    task = registry.get("ner")
+    source, path = tmp_path / "f.jsonl", tmp_path / "p.txt"
+    source.write_text(json.dumps({"tokens": ["\ufeffEU", "says"], "ner_tags": ["B-ORG", "O"]}) + "\n")
+    rows = task.read(source)
+    task.write_predictions(rows, [("B-ORG", "O")], path)
+    assert task.read_predictions(rows, path) == [("B-ORG", "O")]
+
+
 def test_words_with_blanks_where_tabs_part_the_columns(tmp_path):
     task = registry.get("ner")
     text = "is \tVBZ\tO\nNew York\tNNP\tB-LOC\n\n2 1/2\t\tO\ntons\tNNS\tO\n"

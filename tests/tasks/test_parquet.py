@@ -179,9 +179,17 @@ def test_a_row_without_words_is_as_a_blank_line(labelled, read):
     if labelled:
         records = [record | {"ner_tags": ["O"] * len(record["tokens"])} for record in records]
     rows = read("ner", parquet(records))
-    assert [(row.id, row.texts) for row in rows] == [("0", ("EU", "says")), ("2", (".",))]
+    assert [(row.id, row.texts) for row in rows] == [("0", ("EU", "says")), ("1", (".",))]
     with pytest.raises(DataError, match="expected sentences, got none that can be used"):
         read("ner", parquet(records[1:2]))
+
+
+def test_a_row_without_words_does_not_divide_its_document(read):
+    records = [{"tokens": words, "ner_tags": ["O"] * len(words), "document_id": 7} for words in (["EU"], [], ["."])]
+    rows = read("ner", parquet(records))
+    task = registry.get("ner")
+    task.document_context = True
+    assert task._units(rows) == [[0, 1]]
 
 
 @pytest.mark.parametrize("labelled", [True, False])

@@ -77,6 +77,8 @@ def test_stories_of_mctest(tmp_path):
     assert len(rows) == 8
     (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\nD\tD\tD\tA\n")
     assert "".join(row.label for row in task.read(path)) == "01233330"
+    path.with_name("mc160.dev.tsv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert task.read(path.with_name("mc160.dev.tsv.gz")) == task.read(path)
     path.write_text(LINE.replace("one:", "multiple:") + LINE.replace("\tone: Who?", "") + LINE)
     (tmp_path / "mc160.dev.ans").write_text("A\tB\tC\tD\n" * 3)
     with pytest.raises(DataError, match=r"tsv, line 2, question 1: expected MCTest's 23 tab-separated columns, got 22"):

@@ -682,6 +682,43 @@ def test_the_threshold_on_probabilities_is_the_one_that_is_given(tmp_path, capsy
         assert (found["exact"], found["best_exact"]) == (exact, 100.0)
 
 
+def test_a_report_has_the_answers_that_its_figures_are_of(tmp_path, capsys):
+    """By the threshold r is without an answer, and so right, and q is wrong; without a prediction s counts nowhere."""
+    questions = ("q", "what", [("film", 4)]), ("r", "what", []), ("s", "what", []), ("t", "what", [("film", 4)])
+    given = ["--data", write(tmp_path, squad(*questions))]
+    given += ["--predictions", write(tmp_path, dict.fromkeys("qrt", "film"), "p.json")]
+    given += ["--na-prob", write(tmp_path, {"q": 0.7, "r": 0.7, "t": 0.2}, "o.json"), "--na-prob-threshold", 0.5]
+    assert main(["evaluate", "squad2", *map(str, given), "--report", str(tmp_path / "out")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (table,) = (tmp_path / "out").glob("*_questions.tsv")
+    assert table.read_text().splitlines()[1:] == [f"what\t{found['exact']:.4f}\t{found['f1']:.4f}\t{found['total']}"]
+    (errors,) = (tmp_path / "out").glob("*_errors.jsonl")
+    assert [(e["id"], e["prediction"]) for e in map(json.loads, errors.read_text().splitlines())] == [("q", "")]
+
+
+@pytest.mark.parametrize("name", ["squad1", "squad2"])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        "{'text': ['film'], 'answer_start': [4]}",
+        '{"text": [], "answer_start": []}',
+        "{'answer_start': array([4]), 'text': array(['film'])}",
+        "[{'text': 'film', 'answer_start': 4}]",
+        "['film', 'a film']",
+    ],
+)
+def test_answers_that_a_table_has_as_text_are_no_answer(name, answers, tmp_path):
+    """A data frame that was read from a .csv writes them so."""
+    row = {"id": "0", "context": "the film", "question": "what", "answers": answers}
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match="line 1: expected answers as JSON, got them as one text, as in tables: "):
+        registry.get(name).read(path)
+    for text in ("{the} film", "[film]", "the 'film'", '"film"'):
+        path.write_text(json.dumps(row | {"answers": text}) + "\n")
+        assert registry.get(name).read(path)[0].label.texts == (text,)
+
+
 def test_an_answer_that_is_not_found_costs_no_other_its_place_in_the_loss(directory, tokenizer, tmp_path):
     """The mean is over the windows of all other questions, and not over the batches that are free of it; without any
     answer that is found there is no loss."""
