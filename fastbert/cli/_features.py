@@ -63,10 +63,11 @@ def _train_on(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig])
     """Trains a BiLSTM on ``args.features``, which are kept in a temporary directory beside OUT."""
     task = inputs.task
     task.features, task.feature_units = args.features, args.feature_units
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{args.out.name}.features-"
-    remove_leftovers(args.out.parent, f"{glob.escape(prefix)}*")
-    unfinished = tempfile.TemporaryDirectory(dir=args.out.parent, prefix=prefix)
+    out = args.out.resolve()  # the parent of "." is not itself
+    out.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{out.name}.features-"
+    remove_leftovers(out.parent, f"{glob.escape(prefix)}*")
+    unfinished = tempfile.TemporaryDirectory(dir=out.parent, prefix=prefix)
     with removed_on_sigterm(), unfinished as folder, held(folder):
 
         def prepared(model) -> None:

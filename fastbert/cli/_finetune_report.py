@@ -78,13 +78,15 @@ def _recipe(args: Finetune, trainings: int) -> str:
     return f"{trainings} trainings of {recipe}" if trainings > 1 else recipe
 
 
-def early(task: Task, record: dict) -> None:
-    """Prints the early check, and a second line if the model is no better than a constant answer."""
+def early(task: Task, record: dict, trainings: int = 1) -> None:
+    """Prints the early check of one of so many trainings, and a second line if the model is no better than a constant
+    answer."""
     first = task.metrics[0]
     guess = record.get(f"guess_{first}")
     known = "" if guess is None else f" (one answer for all: {guess:.4f})"
     minutes = round(record["seconds_left"] / 60)
     left = f"about {counted(minutes, 'minute')} left" if minutes else "under a minute left"
+    left += f" of this training, one of {trainings}" if trainings > 1 else ""
     rows = counted(record["rows"], "dev row")
     where = f"early check at step {record['step']} of the epoch's {record['steps']}, on {rows}"
     print(f"{where}: {first} {record[first]:.4f}{known}, {left}", flush=True)

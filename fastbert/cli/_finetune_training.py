@@ -78,7 +78,7 @@ def train(
             advance(step)
 
         steps = lambda total: advance(1, total)  # noqa: E731
-        callbacks = Callbacks(steps, lambda early: report.early(task, early), report.evaluation, resumed)
+        callbacks = Callbacks(steps, lambda early: report.early(task, early, len(configs)), report.evaluation, resumed)
         options = {"out": args.out, "source": source, "callbacks": callbacks}
         if len(configs) == 1:
             result = finetune(task, model, tokenizer, *rows, config, **options)

@@ -58,11 +58,11 @@ def _run(args: Finetune) -> None:
         with started(args.out, args.resume):
             pass
     policy = args.skip_bad_rows, args.fallback_encoding
-    train_rows = read_training(task, args.train, *policy)
-    task.learn(train_rows)
-    if args.dev is None:
-        train_rows, dev_rows = hold_out(train_rows, args.dev_share, task.sources)
-    else:
+    rows = read_training(task, args.train, *policy)
+    held_out = args.dev is None
+    train_rows, dev_rows = hold_out(rows, args.dev_share, task.sources) if held_out else (rows, [])
+    task.learn(rows, train_rows[: args.limit_train])
+    if not held_out:
         dev_rows = read_rows(task, args.dev, *policy, labelled=True)
     also = {path: read_rows(task, path, *policy, labelled=True) for path in args.also}
     report.one_answer(task, args, train_rows, dev_rows)

@@ -83,18 +83,21 @@ class Cell:
 def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:
     """The cell of a row and a column. Raises InputError if a file is missing."""
     from ..hardware import default_device
+    from ..tasks import beside
     from ..train.precision import float32_products
 
     task = study.task_of(row, column)
     train, dev = study.file(task.train), None if task.dev is None else study.file(task.dev)
     determines = {name: value for name, value in dataclasses.asdict(task).items() if name not in _NOT_IN_KEY}
     recipe = dataclasses.asdict(task.config(seed))
+    named = [path for path in (train, dev) if path is not None]
+    files = [*named, *(file for path in named for file in beside.existing(path))]
     determines |= {
         "model": model.key,
         "step": step if step < model.config.steps else "end",
         # Without options that are not given: a new one then leaves the results that are in the cache.
         "recipe": {name: value for name, value in recipe.items() if name not in _NEUTRAL and value is not None},
-        "files": [keys.file_digest(path) for path in (train, dev) if path is not None],
+        "files": [keys.file_digest(path) for path in files],
         **keys.arithmetic(),
     }
     if recipe["precision"] == "fp32":
@@ -102,6 +105,8 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
         determines |= {} if products == "highest" else {"float32 products": products}
     if dev is None:
         determines["held out"] = "sources"  # earlier versions held out single rows, and so other ones
+    if task.train_rows is not None or dev is None:
+        determines["classes"] = "of the whole file"  # earlier versions took those of the rows to train on
     if any(recipe[name] is not None for name in _COLUMNS):
         determines["columns"] = "read"  # earlier versions read the task's own columns all the same
     return Cell(row.name, seed, task, model, step, train, dev, keys.digest(determines), cache)
@@ -126,12 +131,13 @@ def rows_of(cell: Cell) -> tuple:
     config = spec.config(cell.seed)
     with named(f"task {spec.column}"):
         task.configure(config)
-    train, dev = _read(spec.task, task_options(config), cell.train, cell.dev)
+    rows, dev = _read(spec.task, task_options(config), cell.train, cell.dev)
+    train = rows
     if dev is None:
         with named(f"task {spec.column}"):
-            train, dev = hold_out(train, spec.dev_share, task.sources)
+            train, dev = hold_out(rows, spec.dev_share, task.sources)
     train, dev = evenly(train, spec.train_rows), evenly(dev, spec.dev_rows)
-    task.learn(train)
+    task.learn(rows, train)
     return task, train, dev
 
 

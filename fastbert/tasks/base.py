@@ -184,8 +184,13 @@ class Task(abc.ABC):
         """What a file without labels has in their place, in words for a message."""
         return "a file without them"
 
-    def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
-        """Finds out from the training rows what the head depends on, such as the labels; by default nothing."""
+    def learn(self, rows: Sequence[Row], used: Sequence[Row] | None = None) -> None:  # noqa: B027
+        """Finds out from the training rows what the head depends on; by default nothing.
+
+        Args:
+            rows: all rows of the training file, which have the classes.
+            used: those of them that are trained on, of which statistics are; None for all of them.
+        """
 
     def restore(self, config: ModelConfig) -> None:  # noqa: B027
         """Restores from a fine-tuned model's configuration what `learn` and `settle` found; by default nothing."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..text_files import without_gz
+from . import beside
 from .bad_rows import BadRows, called, numbered
 from .choice_forms import CODAH, LETTERS
 from .choice_rows import label_column
@@ -146,12 +146,12 @@ def mctest_records(
     Raises:
         DataError: that file has not four answers for each story.
     """
-    beside = Path(without_gz(path)).with_suffix(".ans")
-    read = read_lines(beside, bad_rows) if beside.is_file() else None
+    file = beside.answers(path)
+    read = read_lines(file, bad_rows) if file.is_file() else None
     answers = None if read is None else [line.split() for _, line in read if line.strip()]
     stories = [(number, line.split("\t")) for number, line in lines if line.strip()]
     if answers is not None and [4] * len(stories) != list(map(len, answers)):
-        raise DataError(f"{beside}: expected four answers for each of the {len(stories)} stories of {path}, got others")
+        raise DataError(f"{file}: expected four answers for each of the {len(stories)} stories of {path}, got others")
     for (number, fields), right in zip(stories, answers or [[]] * len(stories), strict=False):
         for question in range(4):
             where = f"{called(path)}, line {number}, question {question + 1}"
@@ -175,12 +175,11 @@ def with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: Ba
     Raises:
         DataError: the file does not have as many labels as there are rows, so that they would not match.
     """
-    plain = Path(without_gz(path))
-    beside = plain.with_name(f"{plain.stem}-labels.lst")
-    if not beside.is_file():
+    file = beside.labels(path)
+    if not file.is_file():
         yield from records
         return
-    labels = [line.strip() for _, line in read_lines(beside)]
+    labels = [line.strip() for _, line in read_lines(file)]
     while labels and not labels[-1]:
         labels.pop()
     count, told = 0, len(bad_rows.reasons)
@@ -190,4 +189,4 @@ def with_labels(path: str | os.PathLike, records: Iterator[Record], bad_rows: Ba
         count, told = index + 1, len(bad_rows.reasons)
     count += len(bad_rows.reasons) - told  # those that were refused after the last one
     if count != len(labels):
-        raise DataError(f"{beside}: expected a label for each of the {count} rows of {path}, got {len(labels)}")
+        raise DataError(f"{file}: expected a label for each of the {count} rows of {path}, got {len(labels)}")

@@ -10,10 +10,10 @@ import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ..errors import DataError
 from ..wording import counted
+from . import beside
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
 from .conll_columns import Block, ColumnFile, read_columns, split
@@ -128,13 +128,13 @@ def _named_beside(
         DataError: label.json is needed and has another form.
     """
     columns = {_tag_column(record) for _, record in records if _has_numbers(record)}
-    beside = Path(path).with_name("label.json")
-    if not columns or not beside.is_file():
+    file = beside.tag_names(path)
+    if not columns or not file.is_file():
         return records
     try:
-        value = load_json(beside)[0]
+        value = load_json(file)[0]
         if not isinstance(value, dict) or sorted(map(repr, value.values())) != sorted(map(repr, range(len(value)))):
-            raise DataError(f"{beside}: expected the numbers of tags from 0 on, as {_NUMBERED}, got {value!r:.60}")
+            raise DataError(f"{file}: expected the numbers of tags from 0 on, as {_NUMBERED}, got {value!r:.60}")
     except DataError:
         if ignore_tags:
             return records

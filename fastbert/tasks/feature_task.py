@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .base import Example, Task
-from .heads import match_rows
+from .heads import match_place, match_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +50,10 @@ class FeatureTask(Task):
 
     def _matched(self, model: PreTrainedModel, directory: str | os.PathLike) -> PreTrainedModel:
         """The model of a directory, with the rows of its head in the order of `classes`."""
-        if self.classes and not self.restored:
-            match_rows(model, directory, self.classes)
+        if not self.restored:
+            match_place(model, directory)
+            if self.classes:
+                match_rows(model, directory, self.classes)
         return model
 
     def load_head(self, head: type[OnFeatures], directory: str | os.PathLike, **config: Any) -> OnFeatures:

@@ -66,8 +66,7 @@ def match_rows(model: PreTrainedModel, directory: str | os.PathLike, own: Sequen
     """
     import torch
 
-    missing = model.load_report.missing
-    if "classifier.weight" in missing:
+    if "classifier.weight" in model.load_report.missing:
         return
     names, [mine, *_] = _names_in(directory), own
     order = order_of(names, own)
@@ -76,25 +75,55 @@ def match_rows(model: PreTrainedModel, directory: str | os.PathLike, own: Sequen
             for rows in model.classifier.parameters():
                 rows[order] = rows.clone()
         elif len(names) == len(mine) and not (_are_numbers(names) or _are_numbers(mine)):
-            model.classifier.apply(model._init_weights)
-            new = "classifier.weight", "classifier.bias"
-            model.load_report = dataclasses.replace(model.load_report, missing=(*missing, *new))
-            _log.warning(
-                "%s: expected a head whose classes are %s, got one of %s, which answers another question: the "
-                "classifier is newly initialised",
-                directory,
-                shorten(", ".join(mine)),
-                shorten(", ".join(names)),
+            _renew(
+                model,
+                f"{directory}: expected a head whose classes are {shorten(', '.join(mine))}, got one of "
+                f"{shorten(', '.join(names))}, which answers another question",
             )
+
+
+def match_place(model: PreTrainedModel, directory: str | os.PathLike) -> None:
+    """Gives a classifier that was loaded new weights, with a warning, if in the directory it stood on something else: a
+    BiLSTM's states are not those of the model, though both may have the same width.
+
+    Args:
+        model: as it was loaded.
+        directory: that of the model.
+    """
+    before, now = map(_place, (_config_in(directory), model.config))
+    if before != now:
+        _renew(model, f"{directory}: expected a head on {now}, got one on {before}")
+
+
+def _place(config: ModelConfig) -> str:
+    """What the classifier of a model reads."""
+    if getattr(config, "feature_layers", None) is not None:
+        return "a BiLSTM on features"
+    return "the model itself" if getattr(config, "bilstm_units", None) is None else "a BiLSTM on the model"
+
+
+def _renew(model: PreTrainedModel, reason: str) -> None:
+    """Gives a classifier new weights and says so with the reason, if anything of it was loaded."""
+    missing = model.load_report.missing
+    new = [name for name, _ in model.named_parameters() if name.startswith("classifier.") and name not in missing]
+    if new:
+        model.classifier.apply(model._init_weights)
+        model.load_report = dataclasses.replace(model.load_report, missing=(*missing, *new))
+        _log.warning("%s: the classifier is newly initialised", reason)
+
+
+def _config_in(directory: str | os.PathLike) -> ModelConfig:
+    from ..models.encoders import read_config
+    from ..weights.loading import warnings_held
+
+    with warnings_held():  # the configuration was read before
+        return read_config(directory)
 
 
 def _names_in(directory: str | os.PathLike) -> list[str]:
     """The names of the classes in a model's directory; none if some have no id."""
-    from ..models.encoders import read_config
-    from ..weights.loading import warnings_held
-
-    with contextlib.suppress(InputError), warnings_held():  # the configuration was read before
-        return class_names(read_config(directory))
+    with contextlib.suppress(InputError):
+        return class_names(_config_in(directory))
     return []
 
 

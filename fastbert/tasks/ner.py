@@ -108,7 +108,7 @@ class NER(FeatureTask):
     def sources(self, row: Row) -> tuple[Hashable | None, tuple[str, ...]]:
         return row.source, row.texts
 
-    def learn(self, rows: Sequence[Row]) -> None:
+    def learn(self, rows: Sequence[Row], used: Sequence[Row] | None = None) -> None:
         tagged = [row.label for row in rows if row.label is not None]
         kinds = sorted(_types(tagged))
         if not kinds:

@@ -127,7 +127,7 @@ class TextClassification(OwnFiles, Classification):
             kept.append(row)
         return super().for_training(kept, path)
 
-    def learn(self, rows: Sequence[Row]) -> None:
+    def learn(self, rows: Sequence[Row], used: Sequence[Row] | None = None) -> None:
         if not self.labels:
             self.labels = tuple(in_order({row.label for row in rows if row.label is not None}))
 

@@ -213,7 +213,7 @@ class TextMultilabel(OwnFiles):
             )
         return super().for_training(rows, path)
 
-    def learn(self, rows: Sequence[Row]) -> None:
+    def learn(self, rows: Sequence[Row], used: Sequence[Row] | None = None) -> None:
         if not self.labels:
             found = {label for row in rows for label in row.label or ()}
             self.labels = self.label_columns or tuple(in_order(found))

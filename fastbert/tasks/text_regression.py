@@ -28,8 +28,8 @@ class TextRegression(OwnFiles, Regression):
     low, high = -math.inf, math.inf
     mean, deviation = 0.0, 1.0
 
-    def learn(self, rows: Sequence[Row]) -> None:
-        labels = np.array([row.label for row in rows if row.label is not None])
+    def learn(self, rows: Sequence[Row], used: Sequence[Row] | None = None) -> None:
+        labels = np.array([row.label for row in (rows if used is None else used) if row.label is not None])
         if labels.min() == labels.max():
             raise DataError(f"expected different numbers as labels of the training rows, got {labels[0]:g} in all")
         self.mean, self.deviation = float(labels.mean()), float(labels.std())

@@ -70,6 +70,35 @@ def test_what_was_read_from_other_columns_is_not_taken_from_a_cache(study_of, mo
     assert {options: keys_of(options) != keys for options, keys in now.items()} == asked
 
 
+def test_what_lies_beside_a_file_is_in_the_key(study_of, place):
+    """Labels are read from there; a correction of them is another result."""
+
+    def keys_now() -> frozenset[str]:
+        (cell,) = study_of("{name: r}", "task: text-classification, train: both.jsonl").cells
+        return cell.key
+
+    found = [keys_now()]
+    for text in ("1\n", "0\n"):
+        (place / "both-labels.lst").write_text(text)
+        found.append(keys_now())
+    for name in ("both.ans", "label.json"):
+        (place / name).write_text("A")
+        found.append(keys_now())
+    assert len(set(found)) == 5
+    for name in ("both-labels.lst", "both.ans", "label.json"):
+        (place / name).unlink()
+    assert keys_now() == found[0]
+
+
+def test_classes_are_those_of_the_whole_file(study_of):
+    """As in `finetune`, also where the rows to train on do not have all of them."""
+    options = f"task: text-classification, train: both.jsonl, train_rows: 2, finetune: {{{OWN}}}"
+    (cell,) = study_of("{name: own}", options).cells
+    task, train, _ = cells.rows_of(cell)
+    assert len(train) == 2
+    assert len(task.labels) == 6
+
+
 def test_columns_on_features_are_those_of_the_features_recipe(study_of):
     """Also in the plan, whose rows must be those that are trained on, cut at the same length."""
     task = f"task: text-classification, train: named.jsonl, features: last, feature_finetune: {{{OWN}, max_seqlen: 4}}"

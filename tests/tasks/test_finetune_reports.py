@@ -69,10 +69,12 @@ def test_a_model_that_knows_nothing_is_told_of(capsys):
     report.early(task, record)
     shown = capsys.readouterr().out
     assert "step 4 of the epoch's 10, on 30 dev rows: accuracy 0.6000 (one answer for all: 0.6000)" in shown
-    assert "about 2 minutes left" in shown
+    assert "about 2 minutes left\n" in shown
     assert "nothing learned yet" in shown
     report.early(task, {**record, "accuracy": 0.61})
     assert "nothing learned yet" not in capsys.readouterr().out
+    report.early(task, record, 6)
+    assert "about 2 minutes left of this training, one of 6\n" in capsys.readouterr().out
 
     def warning(accuracy):
         best = {"epoch": 1, "accuracy": accuracy}

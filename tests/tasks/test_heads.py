@@ -102,6 +102,36 @@ def test_a_trained_model_is_used_as_it_is(directory, tmp_path, name, names):
     assert torch.equal(load_trained(task.model, tmp_path).classifier.weight.cpu(), old.classifier.weight)
 
 
+@pytest.mark.parametrize("name", ["rte", "ner"])
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"features": "last", "feature_units": 16}, {}, "a head on the model itself, got one on a BiLSTM on features"),
+        ({}, {"features": "last", "feature_units": 16}, "a head on a BiLSTM on features, got one on the model itself"),
+        ({}, {"bilstm": 16}, "a head on a BiLSTM on the model, got one on the model itself"),
+    ],
+)
+def test_a_head_on_something_else_is_not_taken(directory, tmp_path, caplog, name, first, second, said):
+    """The BiLSTM's two times 16 units are as many as the model's; a text's states on features are more, where the bias
+    would still fit."""
+    rows = tiny_bert.tagged_rows(9, 1) if name == "ner" else []
+    _, old = started(name, rows, directory, **first)
+    torch.nn.init.normal_(old.classifier.bias)
+    old.save_pretrained(tmp_path)
+    caplog.clear()
+    _, new = started(name, rows, tmp_path, **second)
+    fits = new.classifier.weight.shape == old.classifier.weight.shape
+    assert fits == (name == "ner" or "bilstm" in second)
+    assert not fits or not torch.equal(new.classifier.weight, old.classifier.weight)
+    assert not new.classifier.bias.any()
+    assert {"classifier.weight", "classifier.bias"} <= set(new.load_report.missing)
+    assert f"expected {said}: the classifier is newly initialised" in caplog.text
+    caplog.clear()
+    _, again = started(name, rows, tmp_path, **first)
+    assert torch.equal(again.classifier.weight, old.classifier.weight)
+    assert "newly initialised" not in caplog.text
+
+
 def test_a_gpts_head_and_one_on_features_keep_their_rows(directory, gpt, tmp_path):
     old = published(gpt, MNLI, tmp_path / "gpt", GPTForSequenceClassification)
     _, new = started("mnli", [], tmp_path / "gpt")

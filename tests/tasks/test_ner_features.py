@@ -141,6 +141,18 @@ def test_the_whole_model_is_trained_by_the_recipe_of_its_task(name, lr, tmp_path
     assert (found[0].features, found[0].out) == (None, tmp_path / "fine-tuning")
 
 
+def test_the_working_directory_takes_the_run(directory, tmp_path, monkeypatch):
+    """The file of features is not in it, but beside it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "f.txt").write_text("Paris B-LOC\nwas O\n\nfilm O\n")
+    monkeypatch.chdir(run)
+    given = ["--model", str(directory), "--train", "../f.txt", "--dev", "../f.txt", "--out", ".", "--features", "last"]
+    assert main(["finetune", "ner", *given, "--max-seqlen", "16", "--epochs", "1"]) == 0
+    assert (run / "model" / "model.safetensors").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.txt", "run"]
+
+
 def test_all_rows_of_the_table_in_one_command(directory, tmp_path, capsys):
     data, out = tmp_path / "f.txt", tmp_path / "all"
     rows = tiny_bert.tagged_rows(16, 1)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import tiny_bert
 
@@ -11,6 +12,7 @@ from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row, require_labels
+from fastbert.tasks.batching import hold_out
 from fastbert.tasks.config import TaskOptions
 from fastbert.tasks.text_classification import TextClassification
 
@@ -435,6 +437,22 @@ def test_regression_learns_the_size_of_its_numbers(tmp_path, capsys):
     assert main(again) == 0
     high, low = (float(line.split("\t")[1]) for line in capsys.readouterr().out.splitlines()[1:])
     assert 2000 < low < high < 12_000
+
+
+@pytest.mark.parametrize("options", [["--limit-train", "5"], ["--dev-share", "0.25"]])
+def test_a_regression_is_standardised_by_the_rows_that_it_is_trained_on(options, tmp_path):
+    model = tiny_bert.save(tmp_path / "model", num_hidden_layers=1)
+    data, run = tmp_path / "data.tsv", tmp_path / "run"
+    data.write_text("text\tlabel\n" + "".join(f"film {n}\t{n * n}\n" for n in range(20)))
+    dev = ["--dev", str(data)] if "--limit-train" in options else []
+    recipe = ["--epochs", "1", "--max-seqlen", "16", *options]
+    given = ["--model", str(model), "--train", str(data), *dev, "--out", str(run), *recipe]
+    assert main(["finetune", "text-regression", *given]) == 0
+    rows = registry.get("text-regression").read(data)
+    used = rows[:5] if dev else hold_out(rows, 0.25, registry.get("text-regression").sources)[0]
+    config, labels = json.loads((run / "model" / "config.json").read_text()), [row.label for row in used]
+    assert (len(used), config["label_mean"]) == (5 if dev else 15, pytest.approx(np.mean(labels)))
+    assert config["label_deviation"] == pytest.approx(np.std(labels))
 
 
 def test_labels_of_a_regression_are_numbers_and_not_all_the_same():
