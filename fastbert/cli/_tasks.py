@@ -24,6 +24,7 @@ from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Example, Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.encoding import count_cut, say_if_cut
+from ..tasks.files import shorten
 from ..tasks.predict import Outputs, run_model
 from ..tasks.trained import load_trained, model_directory, trained_with
 from ..wording import counted
@@ -58,7 +59,6 @@ def read_rows(
     encoding: str | None = None,
     *,
     labelled: bool = False,
-    training: bool = False,
 ) -> list[Row]:
     """Reads the rows of a file, and prints on stderr how many were skipped and why the first ones were.
 
@@ -68,21 +68,19 @@ def read_rows(
         skip_bad_rows: whether rows that cannot be used are skipped.
         encoding: that of lines that are not UTF-8; see `BadRows`.
         labelled: whether rows must have labels.
-        training: whether rows must be suitable for training.
 
     Raises:
         DataError: a row cannot be used and is not to be skipped, or labels are needed and there are none.
     """
-    task.bad_rows = _bad_rows(skip_bad_rows, encoding)
-    rows = task.read(path)
-    if labelled:
-        rows = require_labels(task, rows, path)
-    if training:
-        rows = task.for_training(rows, path)
-        if not rows:
-            raise task.bad_rows.none_left(path, "rows to train on")
+    rows = _rows_of(task, path, skip_bad_rows, encoding, labelled)
     _report_skipped(task, path, len(rows))
     return rows
+
+
+def _rows_of(task: Task, path: Path, skip_bad_rows: bool, encoding: str | None, labelled: bool) -> list[Row]:
+    task.bad_rows = _bad_rows(skip_bad_rows, encoding)
+    rows = task.read(path)
+    return require_labels(task, rows, path) if labelled else rows
 
 
 def read_training(task: Task, paths: Sequence[Path], skip_bad_rows: bool, encoding: str | None) -> list[Row]:
@@ -93,9 +91,21 @@ def read_training(task: Task, paths: Sequence[Path], skip_bad_rows: bool, encodi
         DataError: as `read_rows` does.
     """
     _say_if_parts_are_missing(paths)
+    files = []
+    for path in paths:
+        of_file = _rows_of(task, path, skip_bad_rows, encoding, labelled=True)
+        files.append((path, of_file, task.bad_rows))
+    known = None
+    if len(files) > 1:  # what is wrong with labels shows when those of all files are seen together
+        known = [row for _, of_file, _ in files for row in of_file]
+        task.check_labels(known, shorten(", ".join(map(str, paths)), 200))
     rows: list[Row] = []
-    for number, path in enumerate(paths):
-        for row in read_rows(task, path, skip_bad_rows, encoding, labelled=True, training=True):
+    for number, (path, of_file, task.bad_rows) in enumerate(files):
+        kept = task.for_training(of_file, path, known)
+        if not kept:
+            raise task.bad_rows.none_left(path, "rows to train on")
+        _report_skipped(task, path, len(kept))
+        for row in kept:
             counted_there = isinstance(row.source, int)
             rows.append(dataclasses.replace(row, source=(number, row.source)) if counted_there else row)
     return rows

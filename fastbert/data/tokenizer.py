@@ -239,8 +239,10 @@ def train_wordpiece(
 
 
 def _check_counts(size: int, min_frequency: int) -> None:
-    if size <= len(SPECIAL_TOKENS):
-        raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
+    least = len(SPECIAL_TOKENS) + 2
+    if size < least:
+        letter = "the special tokens, and a letter alone and as a continuation"
+        raise InputError(f"vocabulary size: expected at least {least} ({letter}), got {size}")
     if size > MOST_TOKENS:  # the library allocates memory for this many, and aborts the process if that fails
         raise InputError(f"vocabulary size: expected at most {MOST_TOKENS}, which is a model's limit, got {size}")
     if not 1 <= min_frequency < 1 << 63:

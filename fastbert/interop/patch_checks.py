@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from torch import nn
 
 from ..config import BertConfig
@@ -11,6 +14,7 @@ from .patch_parts import TOKENWISE, is_tokenwise
 
 _ERF = ("GELUActivation",)
 _TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
+_NO_GELU = ", not a GELU as it was made"
 _NORM = ", not torch's LayerNorm with weight and bias"
 _OWN = (
     ", which may read more than the token that it computes (PEFT's adapters and parametrised layers do not; on any "
@@ -27,11 +31,26 @@ class OwnPart(Unservable):
 
 
 def approximation(activation: nn.Module) -> str | None:
-    """The form of GELU, "none" or "tanh", of an activation of transformers or torch; None if it is no GELU."""
+    """The form of GELU, "none" or "tanh", of an activation of transformers or torch; None if it is no GELU, or if the
+    function by which it computes has been replaced."""
     if isinstance(activation, nn.GELU):
         return activation.approximate
     name = type(activation).__name__
-    return "none" if name in _ERF else "tanh" if name in _TANH else None
+    form = "none" if name in _ERF else "tanh" if name in _TANH else None
+    function = activation.__dict__.get("act")
+    return form if function is None or _computes(function, form, activation) else None
+
+
+def _computes(function: Any, form: str | None, activation: nn.Module) -> bool:
+    """Whether the function of one of transformers' activations is that with which it was made: torch's, or one of its
+    own methods."""
+    if isinstance(function, functools.partial):
+        given, function = function.keywords, function.func
+        return function is nn.functional.gelu and given == {"approximate": form}
+    if function is nn.functional.gelu:
+        return form == "none"
+    method = getattr(function, "__func__", None)
+    return method is not None and any(method is own for own in vars(type(activation)).values())
 
 
 def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family: Family) -> None:
@@ -79,7 +98,7 @@ def _is_own(module: nn.Module, family: Family) -> bool:
 def _check_layer(layer: nn.Module, family: Family) -> None:
     activation = family.part(layer, "intermediate.intermediate_act_fn")
     if activation is None or approximation(activation) is None:
-        raise Unservable(f"the activation of a layer is {type(activation).__name__}, not a GELU")
+        raise Unservable(f"the activation of a layer is {type(activation).__name__}{_NO_GELU}")
     for name in LEAVES:
         leaf = family.part(layer, name)
         if leaf is None or (name.endswith("LayerNorm") and not is_plain_norm(leaf)):

@@ -307,8 +307,12 @@ def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> N
             raise Unservable(f"{original.__name__}.{name} has been replaced")
         called[kind] = ("forward", *hooks.called_methods(original))
     for module in parts:
-        if module is not None and _has_own(module.__dict__, called[type(module)]):
+        if module is None:
+            continue
+        if _has_own(module.__dict__, called[type(module)]):
             _check_own(module, called[type(module)], makes_weights)
+        if "act" in module.__dict__ and approximation(module) is None:
+            raise Unservable(f"the function of a {type(module).__name__} has been replaced")
 
 
 def _has_own(state: dict[str, Any], methods: tuple[str, ...]) -> bool:

@@ -94,6 +94,8 @@ class BertEmbeddings(ModuleWithout):
             self.word_embeddings, self.token_type_embeddings, self.position_embeddings, self.LayerNorm,
         )  # fmt: skip
         plain = all(map(is_plain_table, (words, types, positions))) and is_plain_norm(norm) and not is_watched(norm)
+        # The kernel leaves out the gradient of one row of the words alone.
+        plain = plain and all(getattr(table, "padding_idx", None) is None for table in (types, positions))
         if inputs_embeds is not None or not plain:  # such as an adapter in a table's place, or a table with hooks
             if inputs_embeds is None and words.training and hasattr(words, "neftune_noise_alpha"):
                 raise InputError(

@@ -170,9 +170,21 @@ class Task(abc.ABC):
             raise ValueError(f"expected every id once, since predictions are matched by id, got {name} again")
         seen.add(name)
 
-    def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-        """The rows that can be trained on, by default all; the others are passed to ``bad_rows.refuse``."""
+    def for_training(
+        self, rows: Sequence[Row], path: str | os.PathLike, known: Sequence[Row] | None = None
+    ) -> list[Row]:
+        """The rows that can be trained on, by default all; the others are passed to ``bad_rows.refuse``.
+
+        Args:
+            rows: those of one file.
+            path: the file.
+            known: the rows of all training files if there are several, whose labels belong together; `check_labels` is
+                then called with them once.
+        """
         return list(rows)
+
+    def check_labels(self, rows: Sequence[Row], path: str | os.PathLike) -> None:  # noqa: B027
+        """Warns of labels that look wrong; by default of none. Arguments are those of `for_training`."""
 
     def sources(self, row: Row) -> tuple[Hashable | None, ...]:
         """What a row was taken from, from the largest unit to the smallest, each None if unknown; by default its

@@ -35,7 +35,7 @@ class Regression(TextTask):
 
     def parse(self, text: str) -> float:
         try:
-            value = float(text)
+            value = math.nan if "_" in text else float(text)  # Python's 1_000 is an identifier elsewhere
         except ValueError:
             value = math.nan
         if not self.low <= value <= self.high or math.isinf(value):

@@ -80,7 +80,9 @@ class Squad(Task):
     def sources(self, row: Row) -> tuple[Hashable, str]:
         return row.source, row.texts[1]
 
-    def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
+    def for_training(
+        self, rows: Sequence[Row], path: str | os.PathLike, known: Sequence[Row] | None = None
+    ) -> list[Row]:
         """Rows whose answer is in the context at the position in the file, which training needs but no metric does."""
         kept = []
         for row in rows:

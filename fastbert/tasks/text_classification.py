@@ -64,6 +64,10 @@ class OwnFiles(TextTask):
         return row.source, next(filter(None, row.texts))
 
 
+def _counts(rows: Sequence[Row]) -> Counter[str]:
+    return Counter(row.label for row in rows if row.label is not None)
+
+
 class TextClassification(OwnFiles, Classification):
     """One of the labels in the training file.
 
@@ -108,14 +112,20 @@ class TextClassification(OwnFiles, Classification):
     def _of_model(self, value: bool) -> str:
         """The label for a bool: "true" or "false" as in JSON, in the spelling of the model's label if it has one."""
         word = str(value).lower()
-        return next((label for label in self.labels if label.lower() == word), word)
+        return word if word in self.labels else next((name for name in self.labels if name.lower() == word), word)
 
-    def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
+    def check_labels(self, rows: Sequence[Row], path: str | os.PathLike) -> None:
+        say_what_looks_wrong(_counts(rows), len(rows), path)
+
+    def for_training(
+        self, rows: Sequence[Row], path: str | os.PathLike, known: Sequence[Row] | None = None
+    ) -> list[Row]:
         """Refuses rows whose label joins several of the file's classes, such as GoEmotions' 2,5: it would be a class of
         its own. Warns if the first row looks like a header, and if labels do not look like classes."""
-        counts = Counter(row.label for row in rows if row.label is not None)
-        self.say_if_header([row.label for row in rows[:1]], counts, len(rows), path)
-        say_what_looks_wrong(counts, len(rows), path)
+        self.say_if_header([row.label for row in rows[:1]], _counts(rows), len(rows), path)
+        if known is None:
+            self.check_labels(rows, path)
+        counts = _counts(rows if known is None else known)
         kept, joined = [], {label for label in counts if _joins_classes(label, counts)}
         for row in rows:
             if row.label in joined:
@@ -125,7 +135,7 @@ class TextClassification(OwnFiles, Classification):
                 )
                 continue
             kept.append(row)
-        return super().for_training(kept, path)
+        return super().for_training(kept, path, known)
 
     def learn(self, rows: Sequence[Row], used: Sequence[Row] | None = None) -> None:
         if not self.labels:
@@ -145,6 +155,8 @@ class TextClassification(OwnFiles, Classification):
                 f"task {self.name}: expected a model of one label a text, got problem_type {config.problem_type}: the "
                 "task text-multilabel predicts several"
             )
+        if config.problem_type == "regression" and len(names) > 1:
+            raise InputError(f"task {self.name}: expected a model of classes, got a regression of {len(names)} numbers")
         if len(names) == 1:
             raise InputError(
                 f"task {self.name}: expected a model of two classes or more, got one of a single number, as regressions"

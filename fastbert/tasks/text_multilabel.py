@@ -195,12 +195,21 @@ class TextMultilabel(OwnFiles):
         would_be_a_list = _LIST.fullmatch(text) or _CALL.fullmatch(text)
         return json.dumps(list(prediction), ensure_ascii=False) if would_be_a_list else text
 
-    def for_training(self, rows: Sequence[Row], path) -> list[Row]:
-        """Warns if the first row looks like a header, if labels do not look like classes, and of labels that are others
-        with blanks between them."""
+    def for_training(
+        self, rows: Sequence[Row], path: str | os.PathLike, known: Sequence[Row] | None = None
+    ) -> list[Row]:
+        """Warns if the first row looks like a header, and as `check_labels` does."""
+        if self.label_columns is None:
+            counts = Counter(label for row in rows for label in row.label or ())
+            self.say_if_header(rows[0].label or () if rows else (), counts, len(rows), path)
+        if known is None:
+            self.check_labels(rows, path)
+        return super().for_training(rows, path, known)
+
+    def check_labels(self, rows: Sequence[Row], path: str | os.PathLike) -> None:
+        """Warns if labels do not look like classes, and of labels that are others with blanks between them."""
         counts = Counter(label for row in rows for label in row.label or ())
         if self.label_columns is None:
-            self.say_if_header(rows[0].label or () if rows else (), counts, len(rows), path)
             say_what_looks_wrong(counts, len(rows), path)
         known = set(counts)
         joined = next((label for label in sorted(known) if " " in label and _joins(label.split(), known)), None)
@@ -211,7 +220,6 @@ class TextMultilabel(OwnFiles):
                 path,
                 shorten(joined),
             )
-        return super().for_training(rows, path)
 
     def learn(self, rows: Sequence[Row], used: Sequence[Row] | None = None) -> None:
         if not self.labels:

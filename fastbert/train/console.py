@@ -76,7 +76,8 @@ class Console:
     def heldout(self, step: int, row: dict) -> None:
         """Prints an evaluation's figures."""
         nsp = f", nsp accuracy {100 * row['nsp_acc']:.1f} %" if "nsp_acc" in row else ""
-        self.say(
-            f"held out at step {step}: mlm loss {row['mlm_loss']:.4f} (unigram entropy {row['unigram_entropy']:.4f}), "
-            f"mlm accuracy {100 * row['mlm_acc']:.1f} %{nsp}"
-        )
+        entropy = f"unigram entropy {row['unigram_entropy']:.4f}"
+        words = f"mlm loss {row['mlm_loss']:.4f} ({entropy}), mlm accuracy {100 * row['mlm_acc']:.1f} %"
+        if row.get("targets") == 0:
+            words = "no words to predict"
+        self.say(f"held out at step {step}: {words}{nsp}")

@@ -118,7 +118,7 @@ def figures(run: Run) -> dict[str, float | int | str]:
         "optimiser": run.config.optimizer,
         "steps": run.rows[-1]["step"] if run.rows else 0,
         "training minutes": seconds / 60,
-        "last training loss (nats)": last.get("mlm_loss"),
+        "last training loss (nats)": last.get("loss", last.get("mlm_loss")),  # with that of next sentences
         **_heldout_figures(run),
     }
     for name, label, scale in _MEDIANS:
@@ -139,12 +139,12 @@ def _heldout_figures(run: Run) -> dict[str, float | None]:
     # Losses of different phases cannot be compared, so the best of the last phase counts.
     phase = [row for row in finite if row.get("phase") == finite[-1].get("phase")]
     best = min(phase, key=lambda row: row["mlm_loss"] + row.get("nsp_loss", 0.0))
-    words = _predicted_words([run.config])
+    words, predicted = _predicted_words([run.config]), best.get("targets") != 0
     return {
         "best held-out step": best["step"],
-        f"held-out {words} loss (nats)": best["mlm_loss"],
-        "unigram entropy of the same (nats)": best.get("unigram_entropy"),
-        f"held-out {words} accuracy (%)": 100 * best["mlm_acc"] if "mlm_acc" in best else None,
+        f"held-out {words} loss (nats)": best["mlm_loss"] if predicted else None,
+        "unigram entropy of the same (nats)": best.get("unigram_entropy") if predicted else None,
+        f"held-out {words} accuracy (%)": 100 * best["mlm_acc"] if "mlm_acc" in best and predicted else None,
         "held-out next-sentence accuracy (%)": 100 * best["nsp_acc"] if "nsp_acc" in best else None,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 
 import hf_parity as hf
 import pytest
@@ -43,6 +44,41 @@ def _assert_alike(change, mask="prefix", backward=True):
     if backward:
         hf.assert_same_gradients(ours, theirs, torch.float32)
     return ours
+
+
+def _not_a_gelu(model):
+    for layer in model.encoder.layer:
+        layer.intermediate.intermediate_act_fn.act = torch.nn.functional.relu
+
+
+def test_a_function_in_the_place_of_gelu(caplog):
+    _assert_alike(_not_a_gelu)
+    assert "the function of a GELUActivation has been replaced" in caplog.text
+    model = twins("BertModel")[0]
+    _not_a_gelu(model)
+    with pytest.raises(InputError, match="activation of a layer is GELUActivation, not a GELU as it was made"):
+        fastbert.patch(model)
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh"])
+def test_the_functions_with_which_activations_are_made(act, caplog):
+    theirs, ours = twins("BertModel", hidden_act=act)
+    given = arguments("BertModel")
+    for model in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert_same(model(**given), theirs(**given), "prefix")
+    assert "transformers' own code" not in caplog.text
+
+
+@pytest.mark.parametrize(("name", "row"), [("token_type_embeddings", 0), ("position_embeddings", 2)])
+def test_a_row_of_a_table_that_is_not_trained(name, row):
+    def fix(model):
+        table = getattr(model.embeddings, name)
+        table.padding_idx = row
+        with torch.no_grad():
+            table.weight.mul_(1.5)
+
+    ours = _assert_alike(fix)
+    assert not getattr(ours.embeddings, name).weight.grad[row].any()
 
 
 def _twice_as_sharp(module, query, *args, **kwargs):

@@ -123,6 +123,8 @@ def test_booleans_are_called_as_the_model_calls_them(tmp_path):
     """Hubs' Parquet files of BoolQ name the classes False and True, its authors' JSON has false and true."""
     path = tmp_path / "f.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in BOOLQ))
+    both = TextClassification(["True", "false", "true"])
+    assert both.label_of(True, ()) == "true"
     task = TextClassification(["False", "True"])
     task.configure(TaskOptions(text_columns=("question", "passage")))
     assert [row.label for row in task.read(path)] == ["True", "False"]
@@ -455,12 +457,18 @@ def test_a_regression_is_standardised_by_the_rows_that_it_is_trained_on(options,
     assert config["label_deviation"] == pytest.approx(np.std(labels))
 
 
+def test_a_regression_of_several_numbers_is_no_classifier():
+    task = registry.get("text-classification")
+    with pytest.raises(InputError, match="expected a model of classes, got a regression of 3 numbers"):
+        task.restore(BertConfig(id2label={n: f"LABEL_{n}" for n in range(3)}, problem_type="regression"))
+
+
 def test_labels_of_a_regression_are_numbers_and_not_all_the_same():
     task = registry.get("text-regression")
     rows = [Row(str(n), ("a",), 1000.0 * n) for n in range(5)]  # of a standard deviation of 1,414
     assert [error["id"] for error in task.errors(rows, [0.0, 900.0, 3999.0, 3000.0, 9000.0])] == ["4", "2"]
     assert task.parse("-1") == -1
-    for text in ("inf", "nan", "x", ""):
+    for text in ("inf", "nan", "x", "", "1_000"):
         with pytest.raises(ValueError, match="expected a number, got"):
             task.parse(text)
     with pytest.raises(DataError, match="expected different numbers as labels of the training rows, got 3 in all"):

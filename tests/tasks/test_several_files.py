@@ -3,11 +3,13 @@
 import json
 import logging
 
+import pytest
 import tiny_bert
 import yaml
 
 from fastbert.cli._tasks import read_training
 from fastbert.cli.main import main
+from fastbert.errors import DataError
 from fastbert.tasks import registry
 from fastbert.tasks.batching import hold_out
 
@@ -53,6 +55,28 @@ def test_a_part_that_is_not_given_is_told(tmp_path, caplog):
     caplog.clear()
     assert len(read_training(registry.get("text-classification"), files, False, None)) == 12
     assert not caplog.messages
+
+
+def test_labels_of_all_files_are_seen_together(tmp_path, caplog):
+    """What joins the classes of another file is no class; nor is the one that another file spells otherwise."""
+    first, second = tmp_path / "a.tsv", tmp_path / "b.tsv"
+    first.write_text("text\tlabel\n" + "the film\t2\na film\t5\n" * 4)
+    second.write_text("text\tlabel\n" + "it\t2,5\n" * 4 + "good\t2.0\n" * 4)
+    files = [first, second]
+    with pytest.raises(DataError, match=r"b\.tsv, the row of index 0: expected one class a text, got several, '2,5'"):
+        read_training(registry.get("text-classification"), files, False, None)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "fastbert"):
+        rows = read_training(registry.get("text-classification"), files, True, None)
+    assert [row.label for row in rows] == ["2", "5"] * 4 + ["2.0"] * 4
+    same = "the labels 2 and 2.0 are the same number, but are taken for two classes"
+    assert caplog.messages == [f"{first}, {second}: {same}"]
+    caplog.clear()
+    second.write_text("text\tlabel\n" + "it\t2 5\n" * 4)
+    with caplog.at_level(logging.WARNING, "fastbert"):
+        assert len(read_training(registry.get("text-multilabel"), files, False, None)) == 12
+    [said] = caplog.messages
+    assert said.startswith(f"{first}, {second}: the label '2 5' is several others with blanks between them")
 
 
 def test_what_is_counted_in_each_file_is_another_source_in_each(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from fastbert import svg
 from fastbert.cli.main import main
 from fastbert.train.config import PretrainConfig
+from fastbert.train.console import Console
 from fastbert.train.metrics import to_line
 from fastbert.train.phase_options import Phase
 from fastbert.train.pretrain import pretrain
@@ -84,6 +85,21 @@ def test_figures_are_those_of_the_rows(two):
     assert a["time in data (%)"] == 25.0
     assert (b["optimiser"], b["last training loss (nats)"]) == ("lamb", 5.0)
     assert "held-out masked-LM loss (nats)" not in b
+
+
+def test_the_loss_is_that_of_the_training_and_nothing_predicted_is_no_loss(tmp_path, capsys):
+    """Pairs can be trained on alone: then there are no words to predict, and no loss of them."""
+    heldout = row("heldout", 1, mlm_loss=0.0, mlm_acc=0.0, unigram_entropy=0.0, targets=0, nsp_acc=0.75, nsp_loss=0.5)
+    made(tmp_path, "pairs", [row("train", 1, loss=0.69, mlm_loss=0.0, nsp_loss=0.69), heldout])
+    [found] = map(figures, read_runs([tmp_path / "pairs"]))
+    assert found["last training loss (nats)"] == 0.69
+    assert found["held-out next-sentence accuracy (%)"] == 75.0
+    assert not [name for name in found if "masked-LM" in name or "entropy" in name]
+    Console(quiet=False).heldout(1, heldout)
+    shown = capsys.readouterr().out
+    assert "held out at step 1: no words to predict, nsp accuracy 75.0 %" in shown
+    Console(quiet=False).heldout(1, {**heldout, "targets": 7, "mlm_loss": 2.0})
+    assert "mlm loss 2.0000" in capsys.readouterr().out
 
 
 def test_the_best_is_one_of_the_last_phase(tmp_path):
