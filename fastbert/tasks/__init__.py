@@ -24,6 +24,7 @@ Files of rows:
     exported, class_labels                   GLUE as data-set hubs export it, and what labels mean there
     labelled, typed                          labels before a text or as a directory; JSON on standard input
     label_warnings, parts                    labels that are perhaps not what they are taken for; parts in one table
+    beside                                   labels and names of tags in files beside a data file
     column                                   the texts of a file for commands that are no task
     bad_rows                                 rows that cannot be used
 
