@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,8 @@ _LETTERED = (("A", "B", "C"), ("B", "C", "D"))
 """How headers end that name a column after the letter of its answer: they are no rows of MMLU."""
 
 _CODAH = (len(CODAH), len(CODAH) - 1)
+_CATEGORY = re.compile("[a-z]?")
+"""Of CODAH's questions: a letter, or nothing."""
 
 
 def files_of(path: str | os.PathLike) -> list[Path]:
@@ -113,8 +116,10 @@ def _of_mmlu(
 
 
 def is_codah(line: str) -> bool:
-    """Whether a file that begins with this line may be one of CODAH's, by the number of its columns."""
-    return len(line.split("\t")) in _CODAH
+    """Whether a file that begins with this line may be one of CODAH's, by the number of its columns; without labels,
+    which tell headers and others' files apart, also by its first category."""
+    fields = line.split("\t")
+    return len(fields) == len(CODAH) or (len(fields) in _CODAH and bool(_CATEGORY.fullmatch(fields[0].strip())))
 
 
 def codah_records(path: str | os.PathLike, lines: Iterator[tuple[int, str]], bad_rows: BadRows) -> Iterator[Record]:

@@ -26,7 +26,8 @@ def csv_records(
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
     """(line number, values by column) of every row. Values are {} for a row with another number of columns, or with an
     unclosed quote, of which only the first line is then skipped. They are None for a line whose number is missing in
-    ``lines`` because it was refused before, since it was a row too.
+    ``lines`` because it was refused before, since it was a row too; and for a row of several lines of which one is
+    missing. Rows of nothing but empty fields at the end, which spreadsheets write, are left out.
 
     If the header has one column, a line that does not begin with a quote is taken literally, commas included, since
     people write such files by hand; so is one whose quotes break CSV's rules.
@@ -37,6 +38,18 @@ def csv_records(
         separator: what separates the columns.
         before: the number of the line before the first row, which is that of the header if there is one.
     """
+    empty = []
+    for number, values in _records(lines, header, separator, before):
+        empty.append((number, values))
+        if not values or len(values) == 1 or any(values.values()):
+            yield from empty
+            empty.clear()
+
+
+def _records(
+    lines: Iterable[tuple[int, str]], header: Sequence[str] | None, separator: str, before: int
+) -> Iterator[tuple[int, dict[str, str] | None]]:
+    """`csv_records`, with rows of empty fields at the end."""
     ahead = _Ahead(lines)
     while (line := ahead.peek(0)) is not None:
         number, text = line
@@ -54,6 +67,9 @@ def csv_records(
         if header is None and fields:
             header = [str(number) for number in range(1, len(fields) + 1)]
         before = ahead.take(taken)
+        if before - number >= taken:
+            yield number, None
+            continue
         fits = header is not None and len(fields) == len(header)
         yield number, dict(zip(header, map(str.strip, fields), strict=True)) if fits else {}
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .text import TextTask
 
 _COLUMN = re.compile("[1-9][0-9]{0,3}")
+_NUMBER = re.compile("0|[1-9][0-9]{0,3}")
 _NAME = re.compile(r"[\w\-](?:[\w .\-]*[\w\-])?")  # of a column
 SINGLE = (("sentence",), ("text",))
 PAIRS = (
@@ -149,10 +150,13 @@ def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
 
 
 def _without_header(task: TextTask, first: str) -> bool:
-    """Whether columns are given by numbers, none of them a name in the file's first line."""
+    """Whether columns are given by numbers, and the file's first line does not name them so. A header of numbers has
+    nothing but different ones, and perhaps no name for an index; a class, or a score, among texts is a row's."""
     used = {*task.text_columns, *(task.label_fields if task.label_named else ())}
-    written = fields_of(first, "\t" if "\t" in first else ",")
-    return all(map(_COLUMN.fullmatch, used)) and not used <= {name.strip() for name in written}
+    written = [name.strip() for name in fields_of(first, "\t" if "\t" in first else ",")]
+    names = written[1:] if written[:1] == [""] else written
+    numbers = len(set(names)) == len(names) and all(map(_NUMBER.fullmatch, names))
+    return all(map(_COLUMN.fullmatch, used)) and not (numbers and used <= set(names))
 
 
 def _is_official(task: TextTask, first: str) -> bool:
@@ -212,7 +216,7 @@ def _numbered_columns(
     if _is_csv(path) and (first[1].startswith('"') or "\t" not in first[1]):
         found = csv_records(lines, None, before=first[0] - 1)
         row = next(found, (first[0], {}))
-        count, rows = len(row[1]), enumerate(itertools.chain([row], found), lost)
+        count, rows = len(row[1] or ()), enumerate(itertools.chain([row], found), lost)
     else:
         count = first[1].count("\t") + 1
         rows = numbered(tab_records(lines, [str(number) for number in range(1, count + 1)]), task.bad_rows, lost)

@@ -19,7 +19,7 @@ from ..result_files import written
 from . import squad_metrics as official
 from .base import Example, Row, Task, by_sequence, packed, softmax
 from .files import shorten
-from .squad_answers import say_if_unspaced, span
+from .squad_answers import say_if_of_characters, span
 from .squad_files import read_questions
 from .squad_predictions import companions, read_values, written_values
 from .squad_windows import answer_text, best_spans, encode_windows
@@ -69,12 +69,12 @@ class Squad(Task):
     max_answer_length = 30
     n_best = 20
     beside: ClassVar[dict[str, str]] = {"nbest_predictions": "nbest"}
-    _told = False  # of answers in a script without blanks: once, and not for each of a command's files
+    _told = False  # of answers whose official figures are of characters: once, and not for each of a command's files
 
     def read(self, path: str | os.PathLike) -> list[Row]:
         rows = read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.predicting)
         if not self.predicting and not self._told:
-            self._told = say_if_unspaced(path, rows)
+            self._told = say_if_of_characters(path, rows)
         return rows
 
     def sources(self, row: Row) -> tuple[Hashable, str]:

@@ -20,6 +20,7 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uff66-\uff9d\U00020000-\U0003ffff]"
 )
+_KOREAN = re.compile("[\uac00-\ud7a3]")
 # The text of an object, of a list of objects, or of a list of texts.
 _LITERAL = re.compile(
     r"""\s*(\{\s*['"](text|answer_start)['"]\s*:|\[\s*\{\s*['"]|\[\s*(['"]).*\3\s*\]\s*$)""", re.DOTALL
@@ -179,16 +180,27 @@ def _start(value: Any) -> int:
     return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
-def say_if_unspaced(path: str | os.PathLike, rows: Iterable[Row]) -> bool:
-    """Warns if most answers are in a script without blanks between words, and returns whether that is so: the words
-    that SQuAD's F1 compares are divided by blanks."""
+def say_if_of_characters(path: str | os.PathLike, rows: Iterable[Row]) -> bool:
+    """Warns if most answers are in a script whose official figures are of characters, and returns whether that is so:
+    the words that SQuAD's F1 compares are divided by blanks."""
     texts = [row.label.texts[0] for row in rows if row.label is not None and row.label.texts]
-    unspaced = sum(2 * len(_UNSPACED.findall(text)) > len(text) for text in texts)
-    if 2 * unspaced <= len(texts):
-        return False
-    _log.warning(
-        "%s: most answers are in a script without blanks between words, for which SQuAD's F1 is hardly more than exact "
-        "match: the official figures of DRCD, CMRC 2018, MLQA or JaQuAD are of characters or of segmented words",
-        called(path),
-    )
-    return True
+
+    def most(script: re.Pattern) -> bool:
+        return 2 * sum(2 * len(script.findall(text)) > len(text) for text in texts) > len(texts)
+
+    if most(_UNSPACED):
+        _log.warning(
+            "%s: most answers are in a script without blanks between words, for which SQuAD's F1 is hardly more than "
+            "exact match: the official figures of DRCD, CMRC 2018, MLQA or JaQuAD are of characters or of segmented "
+            "words",
+            called(path),
+        )
+        return True
+    if most(_KOREAN):
+        _log.warning(
+            "%s: most answers are in Korean, and these figures are SQuAD's: KorQuAD's own F1 is of characters, and its "
+            "exact match leaves out more brackets and quotes",
+            called(path),
+        )
+        return True
+    return False

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from .bad_rows import BadRows, called, numbered
 from .csv_records import csv_fields, csv_records
 from .hub_files import Record
-from .tables import rows_below
+from .tables import rows_below, without_blank_end
 
 
 def fields_of(line: str, separator: str) -> list[str]:
@@ -52,11 +52,11 @@ def to_records(
 
 
 def tab_records(lines: Iterator[tuple[int, str]], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, values by column) of tab-separated rows; values are {} for a row with another number of columns."""
-    for number, line in lines:
-        if line.strip() or "\t" in line:  # tabs alone are a row of empty fields, as ",," is in a .csv
-            fields = [unquoted(field.strip()) for field in line.split("\t")]
-            yield number, dict(zip(columns, fields, strict=True)) if len(fields) == len(columns) else {}
+    """(line number, values by column) of tab-separated rows; values are {} for a row with another number of columns,
+    as an empty line is between rows of several."""
+    for number, line in without_blank_end(lines):
+        fields = [unquoted(field.strip()) for field in line.split("\t")]
+        yield number, dict(zip(columns, fields, strict=True)) if len(fields) == len(columns) else {}
 
 
 def unquoted(field: str) -> str:

@@ -121,7 +121,7 @@ def _rows(
     """The usable rows among a table's lines, which come after the line of number ``last``."""
     at = [columns.index(name) for name in kept]
     index, blank = 0, None
-    for number, line in _without_blank_end(lines):
+    for number, line in without_blank_end(lines):
         index += number - last - 1  # lines that were not UTF-8 were rows too
         last = number
         if not line.strip() and "\t" not in line:  # tabs alone are a row of empty fields, as ",," is in a .csv
@@ -141,7 +141,7 @@ def _rows(
         index += 1
 
 
-def _without_blank_end(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def without_blank_end(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """The lines without empty ones, and rows of empty fields, at the end, which are common and harmless; between rows
     something is missing."""
     blank = []

@@ -197,12 +197,12 @@ class TextTask(FeatureTask):
             if split_at is not None:
                 parts.add(line.fields[split_at])
             if check_bare:
-                self._check_bare(table.where, line.fields[label_at].strip())
+                self._check_bare(table.where, self.plain(line.fields[label_at].strip()))
                 check_bare = False
             name = str(line.index) if id_at is None else line.fields[id_at].strip()
             texts = tuple(self.plain(line.fields[at].strip()) for at in texts_at)
             try:
-                label = None if label_at is None else self.answer(line.fields[label_at].strip())
+                label = None if label_at is None else self.answer(self.plain(line.fields[label_at].strip()))
                 self.check_texts(texts, labelled=label is not None)
                 self.check_id(name, seen, numbered=id_at is None)
             except ValueError as error:

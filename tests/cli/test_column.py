@@ -68,6 +68,32 @@ def test_columns_without_a_header_have_numbers(tmp_path):
     assert list(texts_of(path, "2")) == [(1, "the film"), (2, "a book")]
 
 
+@pytest.mark.parametrize(
+    ("first", "header"),
+    [
+        ('"3","Fears for T N pension","Unions are hopeful"', False),  # AG News: its class is no name of a column
+        ("2,3,3", False),
+        ("1,2,3", True),
+        (",0,3", True),  # pandas', with its index
+    ],
+)
+@pytest.mark.parametrize("suffix", [".tsv", ".csv"])
+def test_a_class_in_the_first_row_is_no_name_of_a_column(tmp_path, first, header, suffix):
+    path, lines = tmp_path / f"t{suffix}", [first, "1,The race,Space is near"]
+    if suffix == ".tsv":
+        lines = [line.replace('"', "").replace(",", "\t") for line in lines]
+    path.write_text("\n".join(lines) + "\n")
+    texts = [text for _, text in texts_of(path, "3")]
+    assert texts == ([] if header else [first.split(",")[2].strip('"')]) + ["Space is near"]
+
+
+def test_an_empty_line_of_a_file_with_one_column_is_a_row(tmp_path):
+    """TweetEval's texts stand beside labels in a file of their own."""
+    path = tmp_path / "t.txt"
+    path.write_text("a film\n\na book\n\n")
+    assert list(texts_of(path, "1")) == [(1, "a film"), (2, ""), (3, "a book")]
+
+
 @pytest.mark.parametrize("suffix", [".tsv", ".csv"])
 def test_a_row_of_empty_fields_is_a_row(tmp_path, suffix):
     """Vectors would stand beside other rows, and predictions have other rows' numbers."""

@@ -337,6 +337,8 @@ def test_similarities_of_0_to_1_are_told(read, caplog):
             "category\tprompt\ta\tb\tc\td\tlabel\nx\tA\ta\tb\tc\td\t0\n",
             "of CODAH's 7 columns .* 0 to 3, got 'label'",
         ),
+        ("swag", "id\tquestion\tanswerA\tanswerB\tanswerC\tanswerD\n7\tA\ta\tb\tc\td\n", "expected a .csv .* got 'id"),
+        ("swag", "What is it?\ta\tb\tc\td\tA\n", "expected a .csv .* got 'What"),
         ("stsb", "a\tb\t2012\td\te\tf\tg\n", "of 7 columns .* expected a number from 0 to 5, got 'e'"),
         ("stsb", "a\tb\tc\td\t1\tf\tg\n", "expected the header .* or 7 columns without a header"),
     ],

@@ -542,3 +542,50 @@ def test_semicolons_between_columns_as_excel_writes_where_numbers_have_commas(be
         ("7", ("good, fine",), "pos"),
         ("8", (f'bad{mark}\n"dull"',), "neg"),
     ]
+
+
+@pytest.mark.parametrize("header", ["text\tlabel", "sentence\tlabel\tidx", "sentence\tlabel", None])
+def test_an_empty_line_before_the_end_is_a_bad_row_of_every_form(header, tmp_path):
+    """Without a word, later predictions would have other rows' numbers."""
+    rows = ["a\t1\t0", "", "b\t0\t1", "", "\t\t"]
+    if header is not None and not header.endswith("idx"):
+        rows = ["\t".join(row.split("\t")[:2]) for row in rows]
+    (tmp_path / "f.tsv").write_text("\n".join(([] if header is None else [header]) + rows) + "\n")
+    task = task_of("text-classification", ("1",), "2") if header is None else task_of("sst2")
+    with pytest.raises(DataError, match=f"f.tsv, line {2 if header is None else 3}: expected "):
+        task.read(tmp_path / "f.tsv")
+    task.bad_rows = BadRows(skip=True)
+    assert [(row.texts, row.label) for row in task.read(tmp_path / "f.tsv")] == [(("a",), "1"), (("b",), "0")]
+    assert len(task.bad_rows.reasons) == 1
+
+
+@pytest.mark.parametrize(("mark", "texts"), [(";", None), (",", None), ("\t", None), (",", ("1",)), ("\t", ("1",))])
+def test_rows_of_empty_fields_at_the_end_are_none(mark, texts, tmp_path):
+    """Spreadsheets write them for rows that were once looked at; one between rows is a bad row still."""
+    name = "f.tsv" if mark == "\t" else "f.csv"
+    rows = ["" if texts else "text;label;;", "good;pos;;", "bad;neg;;"]
+    lines = [row.replace(";", mark) for row in [*filter(None, rows), ";;;", "", ";;;"]]
+    task = task_of("text-classification", texts, "2" if texts else None)
+    (tmp_path / name).write_text("\r\n".join(lines) + "\r\n")
+    assert [(row.texts[0], row.label) for row in task.read(tmp_path / name)] == [("good", "pos"), ("bad", "neg")]
+    (tmp_path / name).write_text("\r\n".join([*lines, "fine;pos;;".replace(";", mark)]) + "\r\n")
+    with pytest.raises(DataError, match=f"{name}, line {3 if texts else 4}: expected a "):
+        task.read(tmp_path / name)
+
+
+def test_a_row_of_several_lines_with_a_bad_one_is_bad(tmp_path):
+    """It would be a text with a hole."""
+    rows = b'text,label\nfine,pos\n"The food was\nnot caf\xe9 food, nor\ngood",pos\nbad,neg\n'
+    (tmp_path / "f.csv").write_bytes(rows)
+    task = task_of("text-classification")
+    task.bad_rows = BadRows(skip=True)
+    assert [(row.id, row.texts[0]) for row in task.read(tmp_path / "f.csv")] == [("0", "fine"), ("2", "bad")]
+    assert [reason[: reason.index(":")] for reason in task.bad_rows.reasons] == [f"{tmp_path / 'f.csv'}, line 4"]
+
+
+def test_labels_lose_the_quotes_of_a_csv_writer_as_texts_do(tmp_path):
+    written = '"he said ""no"""\t"size 5"""\na\tsize 6\n'
+    for name, header in (("a.tsv", "text\tlabel\n"), ("b.csv", "text,label\n")):
+        (tmp_path / name).write_text(header + (written if name == "a.tsv" else written.replace("\t", ",")))
+        rows = task_of("text-classification").read(tmp_path / name)
+        assert [(*row.texts, row.label) for row in rows] == [('he said "no"', 'size 5"'), ("a", "size 6")]
