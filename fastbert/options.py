@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import InputError
+from .other_names import called_here
 
 
 def check_choices(options: Any) -> None:
@@ -87,8 +88,8 @@ def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
     names = [f.name for f in dataclasses.fields(known)]
     unknown = sorted(map(str, set(values).difference(names)))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], names, n=1)
-        hint = f"; did you mean {near[0]}?" if near and len(unknown) == 1 else ""
+        near = _meant(unknown[0], hints)
+        hint = f"; did you mean {' or '.join(near)}{f' by {unknown[0]}' if len(unknown) > 1 else ''}?" if near else ""
         raise InputError(f"{path}: unknown option {', '.join(unknown)}{hint}")
     fitted = {}
     for name, value in values.items():
@@ -97,6 +98,16 @@ def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
         except (TypeError, ValueError):
             raise InputError(f"{path}: {name} must be {_in_words(hints[name])}, got {value!r}") from None
     return fitted
+
+
+def _meant(name: str, hints: dict[str, Any]) -> list[str]:
+    """The options of these types that an unknown one may mean: by its name in other programs, else by its spelling."""
+    written = {f"--{own}".replace("_", "-"): own for own in hints}
+    for own, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            written |= {f"--{own}.{f.name}".replace("_", "-"): f"{own}: {f.name}" for f in dataclasses.fields(hint)}
+    dashed = f"--{name}".replace("_", "-")
+    return [written[one] for one in called_here(dashed, written)[:2]] or difflib.get_close_matches(name, hints, n=1)
 
 
 _WORDS = {

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import tyro
 
 from ..errors import InputError
+from ..other_names import called_here
 from ..wording import listed
-from ._other_names import called_here
 
 _DRAWN = re.compile(r"\x1b\[[0-9;]*m|[─│╭╮╰╯]")
 """What tyro draws around its words: colours and lines."""

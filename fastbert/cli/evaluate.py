@@ -24,7 +24,7 @@ class Evaluate(PredictOptions):
     Example:
         fastbert evaluate sst2 --model RUN --data dev.tsv
         fastbert evaluate sst2 --data dev.tsv --predictions SST-2.tsv
-        fastbert evaluate squad2 --data dev-v2.0.json --predictions predictions.json --na-prob null_odds.json
+        fastbert evaluate squad2 --data dev.json --predictions p.json --na-prob null_odds.json --na-prob-threshold inf
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
@@ -36,9 +36,11 @@ class Evaluate(PredictOptions):
     predictions: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """Predictions in the official submission format, in place of a model."""
     na_prob: Annotated[InputPath | None, arg(metavar="FILE")] = None
-    """squad2, with --predictions: the probability of no answer for each question, as JSON."""
+    """squad2, with --predictions: the probability of no answer for each question, as JSON, or the score differences
+    that `predict` writes."""
     na_prob_threshold: float = 1.0
-    """squad2, with --na-prob: the prediction is "no answer" if its probability is above this."""
+    """squad2, with --na-prob: the prediction is "no answer" if its probability is above this; inf leaves predictions as
+    they are, as score differences, which may be above 1, need."""
     report: Annotated[OutputPath | None, arg(metavar="DIR")] = None
     """A directory for the same files as by `finetune`: metrics, predictions, tables and the wrongly predicted rows."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -319,7 +320,7 @@ class Squad2(Squad):
         return [Answer("", 1.0, "") for _ in rows]
 
     def read_na_probs(self, rows: Sequence[Row], answers: Sequence[Answer], path: str | os.PathLike) -> list[Answer]:
-        """Adds the probabilities of "no answer" from a file to predictions from another file.
+        """Adds the probabilities of "no answer" from a file to predictions from another file. Warns if they are none.
 
         Raises:
             InputError: a predicted question has no probability.
@@ -335,6 +336,16 @@ class Squad2(Squad):
         if missing:
             names = shorten(", ".join(missing))
             raise InputError(f"{path}: expected a number for each predicted question, got none for {names}")
+        low, high = min(values.values(), default=0), max(values.values(), default=0)
+        if (low < 0 or high > 1) and math.isfinite(self.na_prob_threshold):
+            _log.warning(
+                "%s: expected probabilities, got numbers from %g to %g, which may be score differences: above %g a "
+                "prediction counts as no answer; --na-prob-threshold inf leaves predictions as they are",
+                path,
+                low,
+                high,
+                self.na_prob_threshold,
+            )
         # The odds of questions without a prediction do not matter: these are left out of the figures.
         return [
             replace(answer, null_odds=values.get(row.id, 0.0), rank=ranks.get(row.id, len(ranks)))

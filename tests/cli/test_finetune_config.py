@@ -118,6 +118,10 @@ def test_what_is_in_place_of_an_option_of_the_file(place, written, given, kept):
     [
         ("lr_: 1e-5\n", "o.yaml: unknown option lr_; did you mean lr?"),
         ("max_seq_len: 64\n", "o.yaml: unknown option max_seq_len; did you mean max_seqlen?"),
+        (
+            "per_device_train_batch_size: 8\n",
+            "o.yaml: unknown option per_device_train_batch_size; did you mean batch_size?",
+        ),
         ("config: other.yaml\n", "o.yaml: expected options, got config, which names such a file"),
         ("epochs: many\n", "o.yaml: epochs must be a whole number, got 'many'"),
         ("train: [1]\n", "o.yaml: train must be a list (each a path), got [1]"),

@@ -14,7 +14,8 @@ import pytest
 import tiny_bert
 
 import fastbert
-from fastbert.cli import _other_names, _usage
+from fastbert import other_names
+from fastbert.cli import _usage
 from fastbert.cli.main import COMMANDS, command_class, main
 from fastbert.errors import FastbertError
 from fastbert.models import registry
@@ -333,7 +334,7 @@ def test_standard_input_is_a_corpus(place):
 def test_names_of_other_programs_stand_for_options_that_are_here():
     """Each for an option of some command, and none is an option of every such command itself."""
     commands = [{name for name, _ in _usage._options(command_class(command))} for command in COMMANDS]
-    for ours, theirs in _other_names._NAMES.items():
+    for ours, theirs in other_names._NAMES.items():
         having = [known for known in commands if ours in known]
         assert having, ours
         for name in theirs:

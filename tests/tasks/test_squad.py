@@ -682,6 +682,20 @@ def test_the_threshold_on_probabilities_is_the_one_that_is_given(tmp_path, capsy
         assert (found["exact"], found["best_exact"]) == (exact, 100.0)
 
 
+@pytest.mark.parametrize(("threshold", "exact", "told"), [([], 50.0, 1), (["--na-prob-threshold", "inf"], 100.0, 0)])
+def test_score_differences_in_place_of_probabilities_are_told_of(threshold, exact, told, tmp_path, capsys, caplog):
+    """A model answers what is below its own null_threshold, which may be above 1."""
+    data = write(tmp_path, squad(("q", "what", [("film", 4)]), ("r", "what", [])))
+    answers = write(tmp_path, {"q": "film", "r": ""}, "p.json")
+    odds = write(tmp_path, {"q": 3.5, "r": 7.25}, "o.json")
+    given = ["evaluate", "squad2", "--data", data, "--predictions", answers, "--na-prob", odds, *threshold]
+    assert main(list(map(str, given))) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] == exact
+    assert [message.partition(", which")[0] for message in caplog.messages] == [
+        f"{odds}: expected probabilities, got numbers from 3.5 to 7.25"
+    ] * told
+
+
 def test_a_report_has_the_answers_that_its_figures_are_of(tmp_path, capsys):
     """By the threshold r is without an answer, and so right, and q is wrong; without a prediction s counts nowhere."""
     questions = ("q", "what", [("film", 4)]), ("r", "what", []), ("s", "what", []), ("t", "what", [("film", 4)])

@@ -47,7 +47,10 @@ def test_yaml_a_person_writes(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("learning_rate: 1", "unknown option learning_rate"),
+        ("learning_rate: 1", r"unknown option learning_rate; did you mean lr\?$"),
+        ("max_seqlen: 64", r"unknown option max_seqlen; did you mean samples: max_seqlen\?$"),
+        ("samples: {max_seq_length: 64}", r"samples: unknown option max_seq_length; did you mean max_seqlen\?$"),
+        ("train_steps: 1\nmax_steps: 2", r"unknown option max_steps, train_steps; did you mean steps by max_steps\?$"),
         ("stesp: 1", r"config\.yaml: unknown option stesp; did you mean steps\?$"),
         (
             "steps: 10\nlr 1e-4\nseed: 1",
