@@ -60,31 +60,44 @@ inline float half_to_float(uint16_t bits) {
     return flushed(out);
 }
 
-// Sums of the even and of the odd products of a row, one after the other, then both onto the accumulator.
-template <int C, int A, int B, class Gap> inline void tile_dot_bf16(Gap&& gap) {
-    must_be_configured();
+// Sums of the even and of the odd products of a row, one after the other, then both onto the accumulator. Not inline, as
+// kernels have dozens of products, and each takes a compiler seconds.
+[[gnu::noinline]] inline void add_products(Tile& sums, const Tile& a, const Tile& b) {
+    float first[16][16], second[16][16];
+    for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < 16; ++n) {
+            first[k][n] = half_to_float(b.halves[k][2 * n]);
+            second[k][n] = half_to_float(b.halves[k][2 * n + 1]);
+        }
     for (int m = 0; m < 16; ++m) {
         float even[16] = {}, odd[16] = {};
         for (int k = 0; k < 16; ++k) {
-            const float a0 = half_to_float(tiles[A].halves[m][2 * k]), a1 = half_to_float(tiles[A].halves[m][2 * k + 1]);
+            const float a0 = half_to_float(a.halves[m][2 * k]), a1 = half_to_float(a.halves[m][2 * k + 1]);
             for (int n = 0; n < 16; ++n) {
-                even[n] = flushed(even[n] + a0 * half_to_float(tiles[B].halves[k][2 * n]));
-                odd[n] = flushed(odd[n] + a1 * half_to_float(tiles[B].halves[k][2 * n + 1]));
+                even[n] = flushed(even[n] + a0 * first[k][n]);
+                odd[n] = flushed(odd[n] + a1 * second[k][n]);
             }
         }
-        for (int n = 0; n < 16; ++n) tiles[C].f32[m][n] = flushed(tiles[C].f32[m][n] + flushed(even[n] + odd[n]));
+        for (int n = 0; n < 16; ++n) sums.f32[m][n] = flushed(sums.f32[m][n] + flushed(even[n] + odd[n]));
     }
+}
+template <int C, int A, int B, class Gap> inline void tile_dot_bf16(Gap&& gap) {
+    must_be_configured();
+    add_products(tiles[C], tiles[A], tiles[B]);
     gap();
 }
 
+[[gnu::noinline]] inline void add_byte_products(Tile& sums, const Tile& a, const Tile& b) {
+    for (int m = 0; m < 16; ++m) {
+        int32_t row[16] = {};
+        for (int k = 0; k < 64; ++k)
+            for (int n = 0; n < 16; ++n) row[n] += int32_t(a.bytes[m][k]) * b.s8[k / 4][4 * n + k % 4];
+        for (int n = 0; n < 16; ++n) sums.s32[m][n] += row[n];
+    }
+}
 template <int C, int A, int B> inline void tile_dot_u8s8() {
     must_be_configured();
-    for (int m = 0; m < 16; ++m)
-        for (int n = 0; n < 16; ++n) {
-            int32_t sum = 0;
-            for (int k = 0; k < 64; ++k) sum += int32_t(tiles[A].bytes[m][k]) * tiles[B].s8[k / 4][4 * n + k % 4];
-            tiles[C].s32[m][n] += sum;
-        }
+    add_byte_products(tiles[C], tiles[A], tiles[B]);
 }
 
 }  // namespace

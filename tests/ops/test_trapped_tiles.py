@@ -44,6 +44,9 @@ sys.exit(status)
 """
 # A file, and the product that it is about.
 FILES = {"gemm": "bfloat16", "int8": "int8", "attention": "bfloat16", "encoder": "int8"}
+CHOSEN = "(amx_trapped or tiles or two_parts)"
+# Two thirds of the instructions are those of a twentieth of the tests: the largest sizes, the same anew by more threads.
+LONG = "(two_threads_and_again or threads_or_repetition or lengths3 or chosen_rows or go_on_from or odd-dtype1)"
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +59,26 @@ def trap(tmp_path_factory) -> Path:
     return library
 
 
-def test_kernels_pass_their_tests_by_amx_instructions(trap, tmp_path):
+@pytest.mark.parametrize(
+    ("names", "files"),
+    [
+        pytest.param(f"{CHOSEN} and not {LONG}", tuple(FILES), id="short"),
+        pytest.param(f"{CHOSEN} and {LONG}", ("int8", "attention", "encoder"), id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_pass_their_tests_by_amx_instructions(trap, tmp_path, names, files):
     package = str(Path(fastbert.__file__).parent.parent)  # the child starts outside the source tree
     environment = os.environ | {"LD_PRELOAD": str(trap), "FASTBERT_TEST_TILES": "amx_trapped", "PYTHONPATH": package}
     arguments = ["-n0", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
-    arguments += ["-k", "amx_trapped or tiles or two_parts", *(str(TESTS / f"test_cpu_{file}.py") for file in FILES)]
+    arguments += ["-k", names, *(str(TESTS / f"test_cpu_{file}.py") for file in files)]
     command = [sys.executable, "-c", CHILD, *arguments]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("counts ")]
-    assert [file for file, *_ in lines] == [f"test_cpu_{file}" for file in FILES]
+    assert [file for file, *_ in lines] == [f"test_cpu_{file}" for file in files]
     kinds = ("configure", "release", "zero", "load", "store", "bfloat16", "int8")
-    for (file, *numbers), counted in zip(lines, FILES.values(), strict=True):
+    for (file, *numbers), name in zip(lines, files, strict=True):
+        counted = FILES[name]
         counts = dict(zip(kinds, map(int, numbers), strict=True))
         assert counts["configure"] == counts["release"] > 0, file
         assert all(counts[kind] > 0 for kind in ("zero", "load", "store", counted)), (file, counts)

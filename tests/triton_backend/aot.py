@@ -1,6 +1,6 @@
 """Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
 
-``python tests/triton_backend/aot.py [--short]`` prints the table of what each needs: registers, shared memory, spilled
+``python tests/triton_backend/aot.py [--short] [80 | 90]`` prints the table of what each needs: registers, shared memory, spilled
 bytes, matrix instructions, divisions, roots and powers that are not rounded correctly, loads ahead of their use
 (asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), products of matrices that go on
 from a sum (`chained`), and how many programs a multiprocessor holds. The test beside it holds the short table to
@@ -336,8 +336,8 @@ def _compile_at(place: tuple[int, int, bool]) -> Resources:
     return compile_one(*list(settings(arch, short))[setting], arch, short=short)
 
 
-def table(short: bool) -> list[Resources]:
-    places = [(at, arch, short) for arch in ARCHITECTURES for at in range(len(list(settings(arch, short))))]
+def table(short: bool, architectures: tuple[int, ...] = ARCHITECTURES) -> list[Resources]:
+    places = [(at, arch, short) for arch in architectures for at in range(len(list(settings(arch, short))))]
     with ProcessPoolExecutor() as pool:  # a minute and a half of compiling
         return list(pool.map(_compile_at, places))
 
@@ -346,5 +346,6 @@ if __name__ == "__main__":
     print("| kernel, bf16 if not said | | registers | KiB shared | stack | HMMA | HGMMA ", end="")
     print("| inexact | ahead | torn | chained | resident |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
-    for one in table(short="--short" in sys.argv[1:]):
+    named = tuple(arch for arch in ARCHITECTURES if str(arch) in sys.argv[1:])
+    for one in table("--short" in sys.argv[1:], named or ARCHITECTURES):
         print(one.row)

@@ -189,7 +189,13 @@ def unfreeze_and_load(engine: LocalEngine) -> None:
 CHANGES = {0: lambda engine: engine.model.bert.requires_grad_(False), 5: unfreeze_and_load}
 
 
-@pytest.mark.parametrize("head", HEADS)
+SHORT = ("TokenClassification", "MultipleChoice")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [pytest.param(head, marks=pytest.mark.slow if INTERPRETING and head not in SHORT else ()) for head in HEADS],
+)
 def test_nothing_in_a_step_of_fine_tuning_waits_for_the_device(monkeypatch, head):
     """In the interpreter with all layers and shapes below one head alone: what is below is of all heads the same."""
     leave_out_checks(monkeypatch)
