@@ -262,19 +262,20 @@ void bind_embedding(py::module_& m) {
     m.def("embedding_forward",
           [](int dtype, const std::array<Pointer, 3>& ids, const std::array<Pointer, 3>& tables,
              const std::array<int64_t, 3>& table_rows, Pointer weight, Pointer bias, float eps, const Dropout& dropout,
-             Pointer out, Pointer mean, Pointer rstd, int64_t rows, int64_t cols) {
+             Pointer out, Pointer total, Pointer mean, Pointer rstd, int64_t rows, int64_t cols) {
               return kernels().embedding_forward(embedding_args(dtype, ids, tables, table_rows, weight, bias, eps, dropout,
                                                                 rows, cols),
-                                                 at(out), at<float>(mean), at<float>(rstd));
+                                                 at(out), at<float>(total), at<float>(mean), at<float>(rstd));
           },
           py::call_guard<py::gil_scoped_release>());
     m.def("embedding_backward",
-          [](int dtype, Pointer dout, const std::array<Pointer, 3>& ids, const std::array<Pointer, 3>& tables,
-             const std::array<int64_t, 3>& table_rows, Pointer weight, const Dropout& dropout, Pointer mean, Pointer rstd,
+          [](int dtype, Pointer dout, const std::array<Pointer, 3>& ids, const std::array<int64_t, 3>& table_rows,
+             Pointer weight, const Dropout& dropout, Pointer total, Pointer mean, Pointer rstd,
              const std::array<Pointer, 3>& dtables, int64_t padding_idx, Pointer dweight, Pointer dbias,
              Pointer workspace, Pointer dsum, Pointer order, int64_t rows, int64_t cols) {
               EmbeddingBackwardArgs args{};
-              args.forward = embedding_args(dtype, ids, tables, table_rows, weight, 0, 0.0f, dropout, rows, cols);
+              args.forward = embedding_args(dtype, ids, {}, table_rows, weight, 0, 0.0f, dropout, rows, cols);
+              args.total = at<float>(total);
               args.dout = at(dout);
               args.mean = at<float>(mean);
               args.rstd = at<float>(rstd);

@@ -3,8 +3,8 @@
 //     z = word[id] + token_type[type] + position[place];  out = dropout(LN(z))
 //     g = dropout(dout);  dz = rstd (g weight - mean(g weight) - zhat mean(g weight zhat)),  zhat = (z - mean) rstd
 //     row i of a table's gradient = the sum of dz over the tokens that read row i;  dweight = sum g zhat;  dbias = sum g
-// Forward reads three rows and writes one; torch writes five. Nothing of the tokens' size is kept but two numbers a
-// token: backward reads the tables again. The sums over tokens go table row by table row, in order of the tokens, in
+// Forward reads three rows and writes one, and z for backward, which as torch's does not depend on what the tables hold
+// by then; torch writes five. The sums over tokens go table row by table row, in order of the tokens, in
 // float32 whatever the table's type; threads share the columns, so no two ever write one row's same columns.
 #include "columns.h"
 #include "ops.h"
@@ -33,10 +33,11 @@ inline int64_t first_bad_token(const EmbeddingArgs& a) {
     return -1;
 }
 
-template <class T> void forward(const EmbeddingArgs& a, void* out_, float* mean_out, float* rstd_out) {
+template <class T> void forward(const EmbeddingArgs& a, void* out_, float* total, float* mean_out, float* rstd_out) {
     parallel_ranges(a.rows, a.cols, [&](int64_t begin, int64_t end) {
-        float* z = thread_scratch(a.cols);
+        float* scratch = thread_scratch(a.cols);
         for (int64_t row = begin; row < end; ++row) {
+            float* z = total ? total + row * a.cols : scratch;
             const Rows<T> rows(a, row);
             const float mean = sum_columns(a.cols, [&](int64_t c, auto lanes) {
                 const Vec v = rows.sum(c, lanes);
@@ -61,11 +62,11 @@ template <class T>
 inline void backward_row(const EmbeddingBackwardArgs& b, int64_t row, float* normals, float* dweight, float* dbias) {
     const EmbeddingArgs& a = b.forward;
     const T* dout = static_cast<const T*>(b.dout) + row * a.cols;
+    const float* z = b.total + row * a.cols;
     float* dz = b.dsum + row * a.cols;
-    const Rows<T> rows(a, row);
     const Vec m = set(b.mean[row]), r = set(b.rstd[row]);
     for_kept_columns(a.dropout, row, a.cols, [&](int64_t c, auto lanes, auto&& dropped) {
-        const Vec g = dropped(load(dout + c, lanes)), normal = (rows.sum(c, lanes) - m) * r;
+        const Vec g = dropped(load(dout + c, lanes)), normal = (load(z + c, lanes) - m) * r;
         store(dbias + c, load(dbias + c, lanes) + g, lanes);
         store(dweight + c, fma(g, normal, load(dweight + c, lanes)), lanes);
         store(normals + c, normal, lanes);
@@ -162,9 +163,9 @@ template <class T> void backward(const EmbeddingBackwardArgs& b) {
 
 }  // namespace
 
-int64_t embedding_forward(const EmbeddingArgs& args, void* out, float* mean, float* rstd) {
+int64_t embedding_forward(const EmbeddingArgs& args, void* out, float* total, float* mean, float* rstd) {
     const int64_t bad = first_bad_token(args);
-    if (bad < 0) (args.dtype == DType::bf16 ? forward<bf16> : forward<float>)(args, out, mean, rstd);
+    if (bad < 0) (args.dtype == DType::bf16 ? forward<bf16> : forward<float>)(args, out, total, mean, rstd);
     return bad;
 }
 

@@ -16,7 +16,7 @@ int64_t cross_entropy_backward(const CrossEntropyArgs&, const float* dloss, cons
 void attention_forward(const AttentionArgs&);
 void attention_backward(const AttentionBackwardArgs&);
 void gemm_int8(const GemmInt8Args&);
-int64_t embedding_forward(const EmbeddingArgs&, void* out, float* mean, float* rstd);
+int64_t embedding_forward(const EmbeddingArgs&, void* out, float* total, float* mean, float* rstd);
 int64_t embedding_backward(const EmbeddingBackwardArgs&);
 void adamw(const OptimizerArgs&);
 void lamb(const OptimizerArgs&);

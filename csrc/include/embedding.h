@@ -11,14 +11,15 @@ struct EmbeddingArgs {
     const void* tables[3];      // (table_rows[i], cols)
     int64_t table_rows[3];
     const float* weight;        // (cols)
-    const float* bias;          // (cols); not read by backward
+    const float* bias;          // (cols)
     float eps;
     Dropout dropout;
     int64_t rows, cols;
 };
 
 struct EmbeddingBackwardArgs {
-    EmbeddingArgs forward;  // as the forward had it
+    EmbeddingArgs forward;  // as the forward had it, without tables and bias
+    const float* total;     // (rows, cols), the sums of the forward
     const void* dout;       // (rows, cols)
     const float* mean;      // (rows)
     const float* rstd;      // (rows)

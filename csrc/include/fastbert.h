@@ -90,7 +90,7 @@ struct Kernels {
     void (*weight_grad_bf16)(const WeightGradArgs&);
     void (*weight_grad_bf16x2)(const WeightGradArgs&);  // null at levels without tiles
     // Both return -1, or the first token with an id that is out of range; they have then done nothing else.
-    int64_t (*embedding_forward)(const EmbeddingArgs&, void* out, float* mean, float* rstd);
+    int64_t (*embedding_forward)(const EmbeddingArgs&, void* out, float* total, float* mean, float* rstd);
     int64_t (*embedding_backward)(const EmbeddingBackwardArgs&);
     void (*adamw)(const OptimizerArgs&);
     void (*lamb)(const OptimizerArgs&);

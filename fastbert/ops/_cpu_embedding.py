@@ -1,7 +1,7 @@
 """Embedding sum, LayerNorm and dropout in one pass by the CPU kernels.
 
-Kept for backward: two numbers per token. The sums are computed again from the tables, and dropout is drawn again. If
-the engine allows it (`_in_place`), rows of the word table's gradient are added to ``word.grad`` directly.
+Kept for backward: the float32 sums and two numbers per token. Dropout is drawn again. If the engine allows it
+(`_in_place`), rows of the word table's gradient are added to ``word.grad`` directly.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .. import _native
 from ..errors import BackendError, InputError
 from ..rng import Dropout
 from ..wording import dtype_name
-from . import _cpu, _dispatch, _gradients, _in_place
-from ._double_backward import differentiable
+from . import _cpu, _dispatch, _in_place
+from .embedding import gradient_by
 
 # The word table of the current call if this op adds its gradient itself; read by `_setup_context`.
 _own = threading.local()
@@ -32,13 +32,14 @@ def _pointers(tensors) -> list[int]:
 
 def _forward(
     input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias, eps, padding_idx,
-    threshold, seed, offset, site, rng,
+    threshold, seed, offset, site, rng, save,
 ):  # fmt: skip
     ids = _ids(input_ids, token_type_ids, position_ids)
     tables = [t.contiguous() for t in (word, token_type, position)]
     weight, bias = _cpu.as_float32(weight), _cpu.as_float32(bias)
     rows, columns = len(ids[0]), word.shape[1]
     out, mean, rstd = word.new_empty(rows, columns), _cpu.buffer(rows), _cpu.buffer(rows)
+    total = _cpu.buffer((rows, columns) if save else 0)
     bad_token = _native.extension().embedding_forward(
         _cpu.code(word),
         _pointers(ids),
@@ -48,12 +49,12 @@ def _forward(
         bias.data_ptr(),
         eps,
         _cpu.native_dropout(threshold, seed, offset, site, rng),
-        *_pointers((out, mean, rstd)),
+        *(_cpu.pointer(t) for t in (out, total if save else None, mean, rstd)),
         rows,
         columns,
     )
     _refuse(bad_token)
-    return out, mean, rstd
+    return out, total, mean, rstd
 
 
 def _refuse(token: int) -> None:
@@ -64,33 +65,34 @@ def _refuse(token: int) -> None:
 
 def _forward_fake(
     input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias, eps, padding_idx,
-    threshold, seed, offset, site, rng,
+    threshold, seed, offset, site, rng, save,
 ):  # fmt: skip
-    rows = input_ids.shape[0]
-    return word.new_empty(rows, word.shape[1]), *(word.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    rows, columns = input_ids.shape[0], word.shape[1]
+    kept = ((rows, columns) if save else 0, rows, rows)
+    return word.new_empty(rows, columns), *(word.new_empty(size, dtype=torch.float32) for size in kept)
 
 
 def _backward(
-    dout, input_ids, token_type_ids, position_ids, word, token_type, position, weight, mean, rstd, padding_idx,
+    dout, input_ids, token_type_ids, position_ids, total, weight, mean, rstd, table_rows, padding_idx,
     wanted, threshold, seed, offset, site, rng,
 ):  # fmt: skip
     ids = _ids(input_ids, token_type_ids, position_ids)
-    tables = [t.contiguous() for t in (word, token_type, position)]
-    dout, mean, rstd, weight = dout.contiguous(), mean.contiguous(), rstd.contiguous(), _cpu.as_float32(weight)
+    dout, total, mean, rstd = (t.contiguous() for t in (dout, total, mean, rstd))
+    weight = _cpu.as_float32(weight)
     rows, columns = dout.shape
-    dtables = [torch.zeros_like(t) if want else t.new_empty(0) for t, want in zip(tables, wanted, strict=True)]
+    tables = zip(table_rows, wanted, strict=True)
+    dtables = [dout.new_zeros(count, columns) if want else dout.new_empty(0) for count, want in tables]
     dweight, dbias = _cpu.buffer(columns), _cpu.buffer(columns)
     workspace, dsum = _cpu.reduction_workspace(rows, 2 * columns), _cpu.buffer((rows, columns))
-    order = _cpu.buffer(rows + max(len(t) for t in tables) + 1, torch.int32)
+    order = _cpu.buffer(rows + max(table_rows) + 1, torch.int32)
     bad_token = _native.extension().embedding_backward(
         _cpu.code(dout),
         dout.data_ptr(),
         _pointers(ids),
-        _pointers(tables),
-        [len(t) for t in tables],
+        table_rows,
         weight.data_ptr(),
         _cpu.native_dropout(threshold, seed, offset, site, rng),
-        *_pointers((mean, rstd)),
+        *_pointers((total, mean, rstd)),
         [_cpu.pointer(d if want else None) for d, want in zip(dtables, wanted, strict=True)],
         padding_idx,
         *_pointers((dweight, dbias, workspace, dsum, order)),
@@ -102,77 +104,72 @@ def _backward(
 
 
 def _backward_fake(
-    dout, input_ids, token_type_ids, position_ids, word, token_type, position, weight, mean, rstd, padding_idx,
+    dout, input_ids, token_type_ids, position_ids, total, weight, mean, rstd, table_rows, padding_idx,
     wanted, threshold, seed, offset, site, rng,
 ):  # fmt: skip
-    tables = (word, token_type, position)
-    dtables = [t.new_empty(t.shape if want else 0) for t, want in zip(tables, wanted, strict=True)]
-    sizes = (dout.shape[1], dout.shape[1], dout.shape)
-    return *dtables, *(dout.new_empty(size, dtype=torch.float32) for size in sizes)
+    columns = dout.shape[1]
+    dtables = [dout.new_empty((n, columns) if want else 0) for n, want in zip(table_rows, wanted, strict=True)]
+    return *dtables, *(dout.new_empty(size, dtype=torch.float32) for size in (columns, columns, dout.shape))
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    inputs, dropout = inputs[:-5], inputs[-5:]
-    *ids_and_tables, weight, bias, ctx.eps, ctx.padding_idx = inputs
-    _, mean, rstd = output
+    *ids, word, token_type, position, weight, bias, ctx.eps, ctx.padding_idx = inputs[:-6]
+    _, total, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*ids_and_tables, weight, mean, rstd)
-    ctx.dropout, ctx.bias_dtype = dropout, bias.dtype
+    ctx.save_for_backward(*ids, total, weight, mean, rstd)
+    ctx.table_rows, ctx.table_dtype = [len(t) for t in (word, token_type, position)], word.dtype
+    ctx.dropout, ctx.bias_dtype = inputs[-6:-1], bias.dtype
     ctx.own = getattr(_own, "word", None)
 
 
-def _gradient_again(ctx, saved, dout: Tensor, *_):
+def _dropout(ctx, _saved) -> Dropout | None:
     if ctx.own is not None:
         raise BackendError("a gradient that is added in place has no second derivative: leave gradients_in_place()")
-    ids, tables, (weight, *_) = saved[:3], saved[3:6], saved[6:]
-    dropout = _cpu.dropout_of(*ctx.dropout)
-    gradients = _gradients.embedding(dout, ids, tables, weight, ctx.eps, ctx.padding_idx, dropout)
-    return *(None,) * 3, *gradients, *(None,) * 7
+    return _cpu.dropout_of(*ctx.dropout)
 
 
-@differentiable(_gradient_again)
-def _gradient(ctx, saved, dout: Tensor, *_):
-    input_ids, weight = saved[0], saved[6]
+def _by_kernel(ctx, saved, dout: Tensor) -> tuple[Tensor | None, ...]:
+    input_ids, weight = saved[0], saved[4]
     wanted = list(ctx.needs_input_grad[3:6])
-    *dtables, dweight, dbias, rows = _embedding_backward(dout, *saved, ctx.padding_idx, wanted, *ctx.dropout)
+    *dtables, dweight, dbias, rows = _embedding_backward(
+        dout, *saved, ctx.table_rows, ctx.padding_idx, wanted, *ctx.dropout
+    )
     if ctx.own is not None:
         _in_place.add_rows(ctx.own, input_ids.to(torch.int64), rows, ctx.padding_idx)
     dtables = [d if want else None for d, want in zip(dtables, wanted, strict=True)]
-    return None, None, None, *dtables, dweight.to(weight.dtype), dbias.to(ctx.bias_dtype), *(None,) * 7
+    return *dtables, dweight.to(weight.dtype), dbias.to(ctx.bias_dtype)
 
 
-_INPUTS = (
-    "Tensor input_ids, Tensor token_type_ids, Tensor position_ids, Tensor word, Tensor token_type, Tensor position, "
-    "Tensor weight"
-)
-_TENSORS = (
-    "word: activation (V, C); token_type: activation (K, C); position: activation (P, C); weight: parameter (C); "
-    f"input_ids: index (T); token_type_ids: index (T); position_ids: index (T); {_cpu.DROPOUT_TENSORS}"
-)
+_IDS = "Tensor input_ids, Tensor token_type_ids, Tensor position_ids"
+_ID_TENSORS = "input_ids: index (T); token_type_ids: index (T); position_ids: index (T)"
 
 
 def _check_wanted(*arguments) -> None:
-    wanted = arguments[11]
-    if len(wanted) != 3:
-        raise InputError(f"embedding_backward: expected wanted for 3 tables, got {len(wanted)}")
+    table_rows, wanted = arguments[8], arguments[10]
+    for name, values in (("table_rows", table_rows), ("wanted", wanted)):
+        if len(values) != 3:
+            raise InputError(f"embedding_backward: expected {name} for 3 tables, got {len(values)}")
 
 
 _embedding_backward = _cpu.define(
-    f"embedding_backward(Tensor dout, {_INPUTS}, Tensor mean, Tensor rstd, int padding_idx, bool[] wanted, "
-    f"{_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"embedding_backward(Tensor dout, {_IDS}, Tensor total, Tensor weight, Tensor mean, Tensor rstd, int[] table_rows, "
+    f"int padding_idx, bool[] wanted, {_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
-    tensors=f"{_TENSORS}; dout: activation (T, C); mean: float32 (T); rstd: float32 (T)",
+    tensors=f"{_ID_TENSORS}; dout: activation (T, C); total: float32 (T, C); weight: parameter (C); mean: float32 (T); "
+    f"rstd: float32 (T); {_cpu.DROPOUT_TENSORS}",
     rest=_check_wanted,
 )
 _embedding = _cpu.define(
-    f"embedding({_INPUTS}, Tensor bias, float eps, int padding_idx, {_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    f"embedding({_IDS}, Tensor word, Tensor token_type, Tensor position, Tensor weight, Tensor bias, float eps, "
+    f"int padding_idx, {_cpu.DROPOUT_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
-    backward=_gradient,
+    backward=gradient_by(_by_kernel, _dropout, rest=8),
     setup_context=_setup_context,
-    tensors=f"{_TENSORS}; bias: parameter (C)",
+    tensors="word: activation (V, C); token_type: activation (K, C); position: activation (P, C); "
+    f"weight: parameter (C); bias: parameter (C); {_ID_TENSORS}; {_cpu.DROPOUT_TENSORS}",
 )
 
 
@@ -206,6 +203,7 @@ def embedding(
         _own.word, word = word, word.detach()
     try:
         tensors = (input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias)
-        return _embedding(*tensors, eps, padding, *_cpu.dropout_arguments(dropout))[0]
+        save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors[3:])
+        return _embedding(*tensors, eps, padding, *_cpu.dropout_arguments(dropout), save)[0]
     finally:
         _own.word = None

@@ -115,13 +115,28 @@ def cross_entropy(dloss: Tensor, logits: Tensor, labels: Tensor, ignore_index: i
     return gradients_of(loss, (logits,), dloss)[0]
 
 
-def embedding(
-    dout: Tensor, ids: Sequence[Tensor], tables: Sequence[Tensor], weight: Tensor, eps: float, padding_idx: int, dropout
+def embedding(dout: Tensor, total: Tensor, weight: Tensor, eps: float, dropout) -> list[Tensor | None]:
+    """The gradients of the sum of the three rows, the weight and the bias of `reference.embedding`.
+
+    Args:
+        total: (T, H), that sum, which is normalised.
+    """
+
+    def normalise(total: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return reference.dropout(reference.layer_norm(total, weight, bias, eps), dropout)
+
+    return gradients_of(normalise, (total, weight, _as_variable(weight)), dout)
+
+
+def embedding_sum(
+    dtotal: Tensor | None, ids: Sequence[Tensor], rows: Sequence[int], dtype: torch.dtype, padding_idx: int
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the three tables, the weight and the bias of `reference.embedding`; padding_idx -1 for none."""
-    padding = None if padding_idx < 0 else padding_idx
-
-    def embed(*parameters: Tensor) -> Tensor:
-        return reference.embedding(*ids, *parameters, eps, padding_idx=padding, dropout=dropout)
-
-    return tuple(gradients_of(embed, (*tables, weight, _as_variable(weight)), dout))
+    """The gradients of three tables of so many rows by that of the sum of a row of each; padding_idx -1 for none."""
+    if dtotal is None:
+        return None, None, None
+    wide = _wide(dtotal)
+    of_words = wide.masked_fill((ids[0] == padding_idx)[:, None], 0.0)
+    parts = zip((of_words, wide, wide), ids, rows, strict=True)
+    return tuple(
+        part.new_zeros(count, part.shape[1]).index_add(0, i.long(), part).to(dtype) for part, i, count in parts
+    )

@@ -10,81 +10,81 @@ import torch
 from torch import Tensor
 
 from ..rng import Dropout
-from . import _dispatch, _gradients, _triton
-from ._double_backward import differentiable
+from . import _dispatch, _triton
+from .embedding import gradient_by
 
 
 def _forward(
-    ids, types, places, word, token_type, position, weight, bias, eps, padding_idx, rng, site, threshold, scale
+    ids, types, places, word, token_type, position, weight, bias, eps, padding_idx, rng, site, threshold, scale, save
 ):
     from ..triton_kernels import embedding as kernels
 
     numbers, tables = _contiguous(ids, types, places), _contiguous(word, token_type, position)
-    return kernels.embedding_forward(numbers, tables, weight, bias, eps, rng, site, threshold, scale)
+    return kernels.embedding_forward(numbers, tables, weight, bias, eps, rng, site, threshold, scale, save)
 
 
 def _contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.contiguous() for t in tensors)
 
 
-def _forward_fake(ids, types, places, word, token_type, position, weight, bias, *_):
-    tokens = ids.shape[0]
-    statistics = (word.new_empty(tokens, dtype=torch.float32) for _ in range(2))
-    return word.new_empty(tokens, word.shape[1]), *statistics
+def _forward_fake(ids, types, places, word, *others):
+    tokens, columns = ids.shape[0], word.shape[1]
+    kept = ((tokens, columns) if others[-1] else 0, tokens, tokens)
+    return word.new_empty(tokens, columns), *(word.new_empty(size, dtype=torch.float32) for size in kept)
 
 
-def _backward(dout, ids, types, places, word, token_type, position, weight, mean, rstd, padding_idx, *random):
+def _backward(dout, ids, types, places, total, weight, mean, rstd, table_rows, padding_idx, *random):
     from ..triton_kernels import embedding as kernels
 
-    numbers, tables = _contiguous(ids, types, places), _contiguous(word, token_type, position)
-    dsum, dweight, dbias = kernels.embedding_backward(dout.contiguous(), numbers, tables, weight, mean, rstd, *random)
+    numbers = _contiguous(ids, types, places)
+    dsum, dweight, dbias = kernels.embedding_backward(dout.contiguous(), total, weight, mean, rstd, *random)
     gradients = (
-        kernels.table_gradient(dsum, number, table, padding)
-        for number, table, padding in zip(numbers, tables, (padding_idx, -1, -1), strict=True)
+        kernels.table_gradient(dsum, number, rows, padding)
+        for number, rows, padding in zip(numbers, table_rows, (padding_idx, -1, -1), strict=True)
     )
     return *gradients, dweight, dbias
 
 
-def _backward_fake(dout, ids, types, places, word, token_type, position, *_):
-    tables = (torch.empty_like(table) for table in (word, token_type, position))
-    return *tables, *(word.new_empty(word.shape[1], dtype=torch.float32) for _ in range(2))
+def _backward_fake(dout, ids, types, places, total, weight, mean, rstd, table_rows, *_):
+    columns = dout.shape[1]
+    tables = (dout.new_empty(rows, columns) for rows in table_rows)
+    return *tables, *(dout.new_empty(columns, dtype=torch.float32) for _ in range(2))
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, bias, ctx.eps, ctx.padding_idx, rng, site, threshold, scale = inputs
+    *ids, word, token_type, position, weight, bias, ctx.eps, ctx.padding_idx, rng, site, threshold, scale, _ = inputs
+    _, total, mean, rstd = output
     ctx.random, ctx.bias_dtype = (site, threshold, scale), bias.dtype
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.table_rows, ctx.table_dtype = [len(t) for t in (word, token_type, position)], word.dtype
+    ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output[1:], rng)
+    ctx.save_for_backward(*ids, total, weight, mean, rstd, rng)
 
 
-def _gradient_again(ctx, saved, dout: Tensor, *_):
-    ids, tables, (weight, *_, rng), (site, threshold, _) = saved[:3], saved[3:6], saved[6:], ctx.random
-    dropout = _triton.dropout_of(rng, site, threshold)
-    gradients = _gradients.embedding(dout, ids, tables, weight, ctx.eps, ctx.padding_idx, dropout)
-    return *(None,) * 3, *gradients, *(None,) * 6
+def _dropout(ctx, saved) -> Dropout | None:
+    return _triton.dropout_of(saved[-1], *ctx.random[:2])
 
 
-@differentiable(_gradient_again)
-def _gradient(ctx, saved, dout: Tensor, *_):
+def _by_kernel(ctx, saved, dout: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, rng = saved
-    *tables, dweight, dbias = _embedding_backward(dout, *tensors, ctx.padding_idx, rng, *ctx.random)
-    return *(None,) * 3, *tables, dweight.to(tensors[6].dtype), dbias.to(ctx.bias_dtype), *(None,) * 6
+    *tables, dweight, dbias = _embedding_backward(dout, *tensors, ctx.table_rows, ctx.padding_idx, rng, *ctx.random)
+    return *tables, dweight.to(tensors[4].dtype), dbias.to(ctx.bias_dtype)
 
 
-_TABLES = "Tensor ids, Tensor types, Tensor places, Tensor word, Tensor token_type, Tensor position, Tensor weight"
 _embedding_backward = _triton.define(
-    f"triton_embedding_backward(Tensor dout, {_TABLES}, Tensor mean, Tensor rstd, int padding_idx, "
-    f"{_triton.RANDOM_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "triton_embedding_backward(Tensor dout, Tensor ids, Tensor types, Tensor places, Tensor total, Tensor weight, "
+    f"Tensor mean, Tensor rstd, int[] table_rows, int padding_idx, {_triton.RANDOM_SCHEMA}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 _embedding = _triton.define(
-    f"triton_embedding({_TABLES}, Tensor bias, float eps, int padding_idx, {_triton.RANDOM_SCHEMA}) "
-    "-> (Tensor, Tensor, Tensor)",
+    "triton_embedding(Tensor ids, Tensor types, Tensor places, Tensor word, Tensor token_type, Tensor position, "
+    f"Tensor weight, Tensor bias, float eps, int padding_idx, {_triton.RANDOM_SCHEMA}, bool save) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
-    backward=_gradient,
+    backward=gradient_by(_by_kernel, _dropout, rest=7),
     setup_context=_setup_context,
 )
 
@@ -115,4 +115,5 @@ def embedding(
     tables = (word, token_type, position, weight, bias)
     padding = -1 if padding_idx is None else padding_idx
     random = _triton.random_arguments(dropout, word.device)
-    return _embedding(input_ids, token_type_ids, position_ids, *tables, eps, padding, *random)[0]
+    save = torch.is_grad_enabled() and any(t.requires_grad for t in tables)
+    return _embedding(input_ids, token_type_ids, position_ids, *tables, eps, padding, *random, save)[0]

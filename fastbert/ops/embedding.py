@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from .. import reference
 from ..errors import InputError
 from ..rng import Dropout
-from . import _dispatch
+from . import _dispatch, _gradients
+from ._double_backward import differentiable
 
 _dispatch.register("embedding", "reference")(reference.embedding)
 
@@ -71,3 +75,43 @@ def embedding(
         padding_idx=padding_idx,
         dropout=dropout,
     )
+
+
+# Shared by the CPU and Triton ops, of which the second output is the sum of the rows, kept for backward: what the tables
+# hold by then need not be what they held. It is differentiable, as `layer_norm`'s sum is.
+def gradient_by(
+    kernel: Callable[..., tuple[Tensor | None, ...]], dropout_of: Callable[..., Dropout | None], rest: int
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """The ``backward`` of an op with the inputs ids (three), tables (three), weight, bias and ``rest`` others.
+
+    Args:
+        kernel: called with ctx, the saved tensors and the gradient of the result; returns the gradients of the tables,
+            the weight and the bias.
+        dropout_of: called with ctx and the saved tensors; returns the op's dropout.
+
+    ``ctx`` has eps, table_rows, table_dtype and padding_idx; saved are the ids, the sum, the weight and others.
+    """
+
+    def gradients(
+        of_result: Callable[..., Any], ctx: Any, saved: Any, dout: Tensor | None, dtotal: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        found = (None,) * 5 if dout is None else of_result(ctx, saved, dout)
+        if dtotal is not None:
+            more = _gradients.embedding_sum(dtotal, saved[:3], ctx.table_rows, ctx.table_dtype, ctx.padding_idx)
+            both = zip(found[:3], more, strict=True)
+            found = (*(b if a is None else a + b for a, b in both), *found[3:])
+        return None, None, None, *found, *(None,) * rest
+
+    def by_reference(ctx: Any, saved: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        dtotal, *others = _gradients.embedding(dout, saved[3], saved[4], ctx.eps, dropout_of(ctx, saved))
+        tables = _gradients.embedding_sum(dtotal, saved[:3], ctx.table_rows, ctx.table_dtype, ctx.padding_idx)
+        return *tables, *others
+
+    def again(ctx: Any, saved: Any, dout: Tensor | None, dtotal: Tensor | None, *_) -> tuple[Tensor | None, ...]:
+        return gradients(by_reference, ctx, saved, dout, dtotal)
+
+    @differentiable(again)
+    def backward(ctx: Any, saved: Any, dout: Tensor | None, dtotal: Tensor | None, *_) -> tuple[Tensor | None, ...]:
+        return gradients(kernel, ctx, saved, dout, dtotal)
+
+    return backward

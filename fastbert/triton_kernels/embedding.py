@@ -3,8 +3,8 @@
     z = word + type + position;  out = dropout((z - mean) rstd weight + bias)
     d = dropout(dout), the same bits;  g = d weight;  dz = rstd (g - mean(g) - zhat mean(g zhat))
 
-Forward reads a row of each table and writes out; backward gathers the rows again, so that only two numbers a token are
-kept. dz is the gradient of all three rows. The gradient of a table is summed without atomics: tokens are sorted by id,
+Forward reads a row of each table and writes out, and z for backward, whose gradient as torch's is that of the tables at
+the time of the forward pass. dz is the gradient of all three rows. The gradient of a table is summed without atomics: tokens are sorted by id,
 and the rows of each run of equal ids are summed. Stage one sums runs within chunks of 32 sorted tokens, and writes each
 sum to the place of its first token. Stage two, at the first token of every run, adds the sums of its later chunks, 16
 at a time. A run of n tokens thus waits for memory n / 512 times, which matters for segment ids (of which there are two)
@@ -49,6 +49,7 @@ def _embedding_fwd_kernel(
     weight_ptr,  # (N)
     bias_ptr,  # (N)
     out_ptr,  # (T, N)
+    total_ptr,  # (T, N) fp32, z
     mean_ptr,  # (T) fp32
     rstd_ptr,  # (T) fp32
     rng_ptr,  # (2) int64: seed, offset
@@ -62,11 +63,14 @@ def _embedding_fwd_kernel(
     scale,
     HAS_DROPOUT: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SAVE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_N)[None, :]
     inside = columns < N
     z = _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns)
+    if SAVE:
+        tl.store(total_ptr + token * N + columns, z, mask=inside)
     out, mean, rstd = normalised(tl.where(inside, z, 0.0), columns, N, eps, weight_ptr, bias_ptr)
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
@@ -81,12 +85,7 @@ def _embedding_fwd_kernel(
 @kernel
 def _embedding_bwd_kernel(
     dout_ptr,  # (T, N)
-    ids_ptr,  # (T) int64, as types and places
-    types_ptr,
-    places_ptr,
-    word_ptr,  # (V, N)
-    type_ptr,  # (TYPES, N)
-    position_ptr,  # (P, N)
+    total_ptr,  # (T, N) fp32, z
     weight_ptr,  # (N)
     mean_ptr,  # (T) fp32
     rstd_ptr,  # (T) fp32
@@ -94,9 +93,6 @@ def _embedding_bwd_kernel(
     partial_ptr,  # (programs, 2, N) fp32: dweight, dbias
     rng_ptr,
     T,
-    V,
-    TYPES,
-    P,
     N,
     rows_each,
     site,
@@ -115,7 +111,7 @@ def _embedding_bwd_kernel(
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
     first = program * rows_each
     for token in range(first, tl.minimum(first + rows_each, T)):
-        z = _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns)
+        z = tl.load(total_ptr + token * N + columns, mask=inside, other=0.0)
         dout = tl.load(dout_ptr + token * N + columns, mask=inside, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
             keep = keep_bits(seed, offset, site, threshold, tl.zeros((1,), tl.int64) + token, 0, 1, BLOCK_N)
@@ -193,27 +189,30 @@ def _sum_runs_kernel(
     tl.store(dtable_ptr + here * N + columns, acc.to(dtable_ptr.dtype.element_ty), mask=inside)
 
 
-def _flags(tables: tuple[Tensor, Tensor, Tensor], rng: Tensor | None) -> dict:
-    block = next_power_of_2(max(tables[0].shape[1], 8))
+def _flags(columns: int, rng: Tensor | None) -> dict:
+    block = next_power_of_2(max(columns, 8))
     return {"HAS_DROPOUT": rng is not None, "BLOCK_N": block, "num_warps": warps(block)}
 
 
-def embedding_forward(ids, tables, weight, bias, eps, rng, site, threshold, scale):
-    """ids: three (T) int64; tables: three (rows, N), one dtype -> out (T, N), mean, rstd (T) fp32."""
+def embedding_forward(ids, tables, weight, bias, eps, rng, site, threshold, scale, save):
+    """ids: three (T) int64; tables: three (rows, N), one dtype -> out (T, N), z (T, N) fp32 if ``save``, mean, rstd (T)
+    fp32."""
     tokens, columns = ids[0].numel(), tables[0].shape[1]
     out = torch.empty(tokens, columns, dtype=tables[0].dtype, device=tables[0].device)
-    mean, rstd = (torch.empty(tokens, dtype=torch.float32, device=out.device) for _ in range(2))
+    sizes = ((tokens, columns) if save else 0, tokens, tokens)
+    total, mean, rstd = (torch.empty(size, dtype=torch.float32, device=out.device) for size in sizes)
     if tokens:
         _embedding_fwd_kernel[(tokens,)](
-            *(*ids, *tables, *whole(weight, bias), out, mean, rstd, empty_rng(out) if rng is None else rng),
+            *(*ids, *tables, *whole(weight, bias), out, total, mean, rstd, empty_rng(out) if rng is None else rng),
             *(*(table.shape[0] for table in tables), columns, eps, site, threshold, scale),
-            **_flags(tables, rng),
+            **_flags(columns, rng),
+            SAVE=save,
         )
-    return out, mean, rstd
+    return out, total, mean, rstd
 
 
-def embedding_backward(dout, ids, tables, weight, mean, rstd, rng, site, threshold, scale):
-    """dout (T, N) contiguous -> dz (T, N) in its dtype, dweight, dbias (N) fp32."""
+def embedding_backward(dout, total, weight, mean, rstd, rng, site, threshold, scale):
+    """dout (T, N) contiguous, z (T, N) -> dz (T, N) in dout's dtype, dweight, dbias (N) fp32."""
     tokens, columns = dout.shape
     each = rows_per_program(tokens)
     programs = cdiv(tokens, each)
@@ -221,21 +220,21 @@ def embedding_backward(dout, ids, tables, weight, mean, rstd, rng, site, thresho
     partial = torch.empty(programs, 2, columns, dtype=torch.float32, device=dout.device)
     if tokens:
         _embedding_bwd_kernel[(programs,)](
-            *(dout, *ids, *tables, *whole(weight), mean, rstd, dsum, partial, empty_rng(dout) if rng is None else rng),
-            *(tokens, *(table.shape[0] for table in tables), columns, each, site, threshold, scale),
-            **_flags(tables, rng),
+            *(dout, total.contiguous(), *whole(weight), mean, rstd, dsum, partial),
+            *(empty_rng(dout) if rng is None else rng, tokens, columns, each, site, threshold, scale),
+            **_flags(columns, rng),
         )
     return dsum, *sum_rows(partial, 2)
 
 
-def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
-    """dout (T, N) contiguous, ids (T) int64 -> the gradient of table (V, N), dtype of the table."""
+def table_gradient(dout: Tensor, ids: Tensor, rows: int, padding_idx: int | None = None) -> Tensor:
+    """dout (T, N) contiguous, ids (T) int64 -> the gradient of a table of so many rows (V, N), dtype of dout."""
     tokens, columns = dout.shape
-    dtable = torch.zeros(table.shape, dtype=table.dtype, device=table.device)
+    dtable = torch.zeros(rows, columns, dtype=dout.dtype, device=dout.device)
     if tokens:
         # Narrow keys are sorted in fewer passes: 2 with 16 bits, 8 with 64. Ids out of range stay out of range.
-        kind = torch.int16 if len(table) < 2**15 else torch.int32
-        sorted_ids, order = torch.sort(ids.clamp(-1, len(table)).to(kind), stable=True)
+        kind = torch.int16 if rows < 2**15 else torch.int32
+        sorted_ids, order = torch.sort(ids.clamp(-1, rows).to(kind), stable=True)
         partial = torch.empty(tokens, columns, dtype=torch.float32, device=dout.device)
         blocks = cdiv(columns, 256)
         _sum_chunks_kernel[(cdiv(tokens, CHUNK.value), blocks)](
@@ -243,6 +242,6 @@ def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | 
         )
         none = -1 if padding_idx is None else padding_idx
         _sum_runs_kernel[(tokens, blocks)](
-            *(sorted_ids, partial, dtable, tokens, table.shape[0], columns, none), PARTS=PARTS, BLOCK_N=256, num_warps=4
+            *(sorted_ids, partial, dtable, tokens, rows, columns, none), PARTS=PARTS, BLOCK_N=256, num_warps=4
         )
     return dtable

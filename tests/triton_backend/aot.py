@@ -1,8 +1,8 @@
 """Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
 
-``python tests/triton_backend/aot.py [--short] [80 | 90]`` prints the table of what each needs: registers, shared memory, spilled
-bytes, matrix instructions, divisions, roots and powers that are not rounded correctly, loads ahead of their use
-(asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), products of matrices that go on
+``python tests/triton_backend/aot.py [--short] [80 | 90]`` prints the table of what each needs: registers, shared
+memory, spilled bytes, matrix instructions, divisions, roots and powers that are not rounded correctly, loads ahead of
+their use (asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), products of matrices that go on
 from a sum (`chained`), and how many programs a multiprocessor holds. The test beside it holds the short table to
 limits; there matrix instructions are counted in PTX, each of which the assembler turns into some of the machine's.
 """
@@ -64,7 +64,7 @@ _INTS = {
     "M_up",
 }
 _FLOATS = {"eps", "scale", "keep_scale", "softmax_scale", "max_norm", "most_norm"}
-_FP32 = {"mean", "rstd", "partial", "lse", "lse2", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
+_FP32 = {"mean", "rstd", "partial", "lse", "lse2", "delta", "loss", "dloss", "weight", "bias", "x_bias", "total"}
 _FP32 |= {"first", "second", "third"}
 _FP32 |= {"slot_scale", "rates", "control", "squares", "trusts", "lr", "grad_scale"}
 _INT64 = {"rng", "labels", "ids", "types", "order", "places"}
@@ -168,7 +168,8 @@ def layer_settings(dtype: str = "bf16"):
     yield "cross_entropy_bwd", cross_entropy._cross_entropy_bwd_kernel, dtype, block, {"num_warps": 8}
     for block in (1024, 4096):
         flags, launch = {"HAS_DROPOUT": True, "BLOCK_N": block}, {"num_warps": layer_norm.warps(block)}
-        yield f"embedding_fwd {block}", embedding_kernels._embedding_fwd_kernel, dtype, flags, launch
+        saved = {**flags, "SAVE": True}
+        yield f"embedding_fwd {block}", embedding_kernels._embedding_fwd_kernel, dtype, saved, launch
         yield f"embedding_bwd {block}", embedding_kernels._embedding_bwd_kernel, dtype, flags, launch
     yield "lookup_bwd chunks", embedding_kernels._sum_chunks_kernel, dtype, {"BLOCK_N": 256}, {}
     parts = {"PARTS": embedding_kernels.PARTS}
