@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +78,10 @@ def run(args: Predict) -> None:
         found = predicted(task, args.model, args.data, args, computed)
         rows, predictions = stack.enter_context(found)
         written = task.write_predictions(rows, predictions, out)
-    for path in (*written, table) if written and table is not None else written:
+    for path in written:
         print(path)
+    if table is not None:  # beside predictions on standard output, which are nothing else
+        print(table, file=sys.stdout if written else sys.stderr)
 
 
 def _task(args: Predict) -> Task:

@@ -14,8 +14,11 @@ from .special_tokens import MAP_FILE, SpecialNames, older_file
 _log = logging.getLogger("fastbert")
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-# Roles that every tokenizer has in transformers; any other name that ends in _token is specific to the model.
-_ROLES = ("bos_token", "eos_token", *SpecialNames._fields)
+# Roles that every tokenizer has in transformers, in the order in which it adds what a vocabulary lacks; any other name
+# that ends in _token is specific to the model.
+_ENDS = ("bos_token", "eos_token")
+_ROLES = (*_ENDS, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FILES = ("vocab.txt", "tokenizer.json", "vocab.json")
 
 
 def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names: SpecialNames | None = None) -> None:
@@ -25,8 +28,8 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
 
     Args:
         tokenizer: changed in place.
-        vocab_path: a vocab.txt or a tokenizer.json. With another name nothing is added, since the files beside it do
-            not belong to it.
+        vocab_path: a vocab.txt, tokenizer.json or vocab.json. With another name nothing is added, since the files
+            beside it do not belong to it.
         settings: the content of tokenizer_config.json; empty if there is none.
         names: special tokens of the vocabulary, which its tokenizer.json may not list as added tokens. Without this,
             ``[MASK]`` in a text would be split like any word.
@@ -34,7 +37,7 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
     Raises:
         InputError: an entry is not a token, or a token would get another id than its file says.
     """
-    if vocab_path.name not in ("vocab.txt", "tokenizer.json"):
+    if vocab_path.name not in _FILES:
         return
     if settings.get("split_special_tokens"):  # tokenizers are copied as tokenizer.json, which cannot express it
         _log.warning(
@@ -119,15 +122,17 @@ def _special(
             named |= given
         elif given is not None:
             listed = [*(listed or ()), *_list(given, vocab_path)]
-    roles = [
-        token["content"] if isinstance(token, dict) else token
-        for token in ({**settings, **map_of_special}.get(role) for role in _ROLES)
-        if isinstance(token, str) or _is_token(token)
-    ]
-    unnormalised = {*roles, *(_content(token, vocab_path) for token in listed or ())}
+    given = {role: {**settings, **map_of_special}.get(role) for role in _ROLES}
+    given = {role: token for role, token in given.items() if (token and isinstance(token, str)) or _is_token(token)}
+    unnormalised = {
+        *(_content(token, vocab_path) for token in given.values()),
+        *(_content(token, vocab_path) for token in listed or ()),
+    }
     if listed is None:
         listed = _list(map_of_special.get("additional_special_tokens"), vocab_path)
-    found = [*named.values(), *listed]
+    # A byte-pair encoding may lack what a GPT never reads, such as a token for padding; it takes an id all the same.
+    others = [*named.values(), *listed]
+    found = [*(token for role, token in given.items() if role in _ENDS or others), *others]
     return {_content(t, vocab_path): _token(t, vocab_path, special=True) for t in found}, unnormalised
 
 

@@ -16,8 +16,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from ..errors import InputError
 from ..files import write_whole
+from . import added_tokens
 from .manifest import SpecialIds
-from .special_tokens import XLMR_NAMES, is_marked, read_names, require, set_template
+from .special_tokens import XLMR_NAMES, SpecialNames, is_marked, read_names, require, set_template
 from .truncation import side_settings
 
 END_OF_WORD = "</w>"
@@ -62,11 +63,13 @@ def load_bpe(vocab: Path, settings: Mapping[str, Any]) -> Tokenizer:
     prefix_space = not letters and bool(settings.get("add_prefix_space"))
     _dress(tokenizer, not letters, prefix_space)
     if not letters and special not in table and XLMR_NAMES.cls_token in table:
-        _mark_as_roberta(tokenizer, table, vocab, settings, prefix_space)
+        names = _mark_as_roberta(tokenizer, table, vocab, settings, prefix_space)
+        added_tokens.add(tokenizer, vocab, dict(settings), names)
         return tokenizer
     if special not in table:
         raise InputError(f"{vocab}: expected the token {special} in it, got none")
     tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False)])
+    added_tokens.add(tokenizer, vocab, dict(settings))
     return tokenizer
 
 
@@ -83,7 +86,7 @@ def _dress(tokenizer: Tokenizer, byte_level: bool, prefix_space: bool = False) -
 
 def _mark_as_roberta(
     tokenizer: Tokenizer, table: dict[str, int], vocab: Path, settings: Mapping[str, Any], prefix_space: bool
-) -> None:
+) -> SpecialNames:
     names = read_names(vocab, {**XLMR_NAMES._asdict(), **{k: name for k, name in settings.items() if name is not None}})
     require(table, names, str(vocab))
     # As in transformers, where the mask token includes the space before it.
@@ -91,6 +94,7 @@ def _mark_as_roberta(
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.ByteLevel(add_prefix_space=prefix_space, trim_offsets=True)
     set_template(tokenizer, names, types=False, between=2)
+    return names
 
 
 def with_prefix_space(tokenizer: Tokenizer) -> Tokenizer:
@@ -115,9 +119,9 @@ def _set_prefix_space(step: dict[str, Any] | None, wanted: bool) -> bool:
 
 
 def follow_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a tokenizer.json with the ``add_prefix_space`` of the tokenizer_config.json beside it, if that
-    has one: as in transformers, it counts."""
-    wanted = settings.get("add_prefix_space")
+    """The tokenizer of a tokenizer.json with the ``add_prefix_space`` of the tokenizer_config.json beside it, which in
+    transformers' RobertaTokenizer and GPT2Tokenizer counts, and is False where it is not named."""
+    wanted = settings.get("add_prefix_space", False)
     if not isinstance(wanted, bool) or not isinstance(tokenizer.model, models.BPE):
         return tokenizer
     state = json.loads(tokenizer.to_str())

@@ -63,11 +63,12 @@ def older_file(name: str, vocab_path: Path, settings: Mapping[str, Any]) -> dict
 
     Args:
         name: the file's.
-        vocab_path: the vocabulary; with another name than vocab.txt or tokenizer.json, files beside it are not its own.
+        vocab_path: the vocabulary; with another name than vocab.txt, tokenizer.json or vocab.json, files beside it are
+            not its own.
         settings: the content of tokenizer_config.json. If it has all added tokens, transformers ignores older files.
     """
     path = vocab_path.with_name(name)
-    counts = vocab_path.name in ("vocab.txt", "tokenizer.json") and "added_tokens_decoder" not in settings
+    counts = vocab_path.name in ("vocab.txt", "tokenizer.json", "vocab.json") and "added_tokens_decoder" not in settings
     return read_json(path) if counts and path.is_file() else {}
 
 

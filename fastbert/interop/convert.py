@@ -16,7 +16,7 @@ from ..files import check_new
 from ..weights import saving
 from ..weights.reading import PICKLE
 from ..wording import dtype_name
-from .convert_sentence import parts_beside
+from .convert_sentence import heads_of, parts_beside
 from .convert_source import Source, check_there, read_model
 from .convert_tensorflow import write_tensorflow
 
@@ -56,8 +56,8 @@ def convert(
         check_there(Path(source))  # first: if source and target were swapped, check_new would complain about the model
         check_new(target)
     found = read_model(source, config)
-    if to != "sentence-transformers":
-        found = replace(found, left_out=parts_beside(found.directory))
+    beside = heads_of(found.model) if to == "sentence-transformers" else parts_beside(found.directory)
+    found = replace(found, left_out=beside)
     _writer(to)(found, Path(target), **(options or {}))
     return found
 

@@ -75,7 +75,14 @@ def write_sentence_transformers(
     sentence = {"max_seq_length": max_seqlen, "do_lower_case": source.do_lower_case}
     modules = [*source.modules, *([Normalize()] if normalize else [])]
     writers = _writers(pooled, modules, sentence, source.config)
-    saving.save_directory(model, target, model.config.to_dict(), found.tokenizer, writers)
+    config = {name: value for name, value in model.config.to_dict().items() if name != "bilstm_units"}  # of a head
+    saving.save_directory(model, target, config, found.tokenizer, writers)
+
+
+def heads_of(model: nn.Module) -> tuple[str, ...]:
+    """The parts of a model with weights that are not its encoder's, in words."""
+    parts = model.named_children() if hasattr(model, "bert") else ()
+    return tuple(f"the head {name}" for name, part in parts if name != "bert" and any(True for _ in part.parameters()))
 
 
 def parts_beside(directory: Path) -> tuple[str, ...]:

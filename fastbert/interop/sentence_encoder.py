@@ -43,7 +43,9 @@ def _read_config(directory: Path) -> BertConfig:
         return read_bert_config(directory)
     except InputError as error:
         room = str(read_config_file(directory)[1].get("model_type")).replace("-", "_")
-        if "model_type must be" in str(error) and any(f".{room}." in family.module for family in FAMILIES):
+        if "model_type must be" in str(error) and any(
+            f".{room}." in family.module or family.module.endswith(f".modeling_{room}") for family in FAMILIES
+        ):
             raise InputError(f"{error}; within sentence-transformers, fastbert.patch(model) supports it") from error
         raise
 

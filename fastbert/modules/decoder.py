@@ -19,10 +19,13 @@ from ..rng import FIRST_LAYER_SITE, LAYER_SITES, Dropout, DropoutKey
 from .layout import Layout
 from .linear import apply_gelu, apply_linear, is_plain, split_bias
 from .norm import apply_norm
+from .unread import ModuleWithout
 
 
-class GPTAttention(nn.Module):
+class GPTAttention(ModuleWithout):
     """Causal attention; queries, keys and values are computed by one product."""
+
+    computed_by_ops = ("attn_dropout", "resid_dropout")
 
     def __init__(self, config: GPTConfig, index: int) -> None:
         super().__init__()
@@ -41,8 +44,10 @@ class GPTAttention(nn.Module):
         return layout.attend(q, k, v, dropout)[0].flatten(-2)
 
 
-class GPTMLP(nn.Module):
+class GPTMLP(ModuleWithout):
     """The second branch of a block: two dense layers with a GELU between them."""
+
+    computed_by_ops = ("act", "dropout")
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

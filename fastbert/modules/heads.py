@@ -12,8 +12,10 @@ from .norm import apply_norm
 from .unread import ModuleWithout
 
 
-class BertPooler(nn.Module):
+class BertPooler(ModuleWithout):
     """tanh(W x + b) of the token that represents each sequence: the first, or the last in a left-to-right model."""
+
+    computed_by_ops = ("activation",)
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

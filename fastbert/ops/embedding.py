@@ -77,8 +77,8 @@ def embedding(
     )
 
 
-# Shared by the CPU and Triton ops, of which the second output is the sum of the rows, kept for backward: what the tables
-# hold by then need not be what they held. It is differentiable, as `layer_norm`'s sum is.
+# Shared by the CPU and Triton ops, of which the second output is the sum of the rows, kept for backward: the tables may
+# hold other values by then. It is differentiable, as `layer_norm`'s sum is.
 def gradient_by(
     kernel: Callable[..., tuple[Tensor | None, ...]], dropout_of: Callable[..., Dropout | None], rest: int
 ) -> Callable[..., tuple[Tensor | None, ...]]:

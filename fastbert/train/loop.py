@@ -206,6 +206,12 @@ class PretrainLoop:
                 f"max_minutes must leave time for a step, got {self.config.max_minutes:g}: the time was over "
                 "before the first step, so nothing was trained"
             )
+        if (
+            stopped is None
+            and self.step == 1 != self.total_steps
+            and not phases.learning_rate(self.config, self.phase, 0.0)
+        ):
+            self.console.say("the time left one step, the first of the warm-up, at rate 0: no weight changes")
         if stopped is None and self.evaluated_at != self.step:
             self._evaluate()
         # Now, and not when garbage is collected: this loop is in reference cycles.

@@ -3,8 +3,8 @@
     z = word + type + position;  out = dropout((z - mean) rstd weight + bias)
     d = dropout(dout), the same bits;  g = d weight;  dz = rstd (g - mean(g) - zhat mean(g zhat))
 
-Forward reads a row of each table and writes out, and z for backward, whose gradient as torch's is that of the tables at
-the time of the forward pass. dz is the gradient of all three rows. The gradient of a table is summed without atomics: tokens are sorted by id,
+Forward reads a row of each table and writes out, and z for backward, for which the tables may hold other values by
+then. dz is the gradient of all three rows. The gradient of a table is summed without atomics: tokens are sorted by id,
 and the rows of each run of equal ids are summed. Stage one sums runs within chunks of 32 sorted tokens, and writes each
 sum to the place of its first token. Stage two, at the first token of every run, adds the sums of its later chunks, 16
 at a time. A run of n tokens thus waits for memory n / 512 times, which matters for segment ids (of which there are two)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config import ERF_GELU
 from ..errors import CheckpointError
 
 _TOKENIZERS = {
@@ -65,7 +66,7 @@ def from_roberta(state: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict
     """
     out: dict[str, Tensor] = {}
     # BERT's masked-LM head has the activation of its layers, RoBERTa's always has this one.
-    heads = (*_OF_TEXTS, *(_OF_WORDS if values.get("hidden_act", "gelu") == "gelu" else ()))
+    heads = (*_OF_TEXTS, *(_OF_WORDS if values.get("hidden_act", "gelu") in ERF_GELU else ()))
     has_head = any(name.startswith(_OF_TEXTS[0][0]) for name in state)
     for name, tensor in state.items():
         if has_head and name.startswith("pooler."):

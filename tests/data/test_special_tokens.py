@@ -22,7 +22,14 @@ transformers = pytest.importorskip("transformers")
 
 NAMES = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 VOCAB = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *tiny_bert.WORDS.split()]
-TEXTS = ["The film is good .", "paris <mask> france", "[CLS] qqq </s> the", "", "The\tbook<s>of"]
+TEXTS = [
+    "The film is good .",
+    "paris <mask> france",
+    "[CLS] qqq </s> the",
+    "",
+    "The\tbook<s>of",
+    "a <e1> film [EOS] of",
+]
 
 
 def directory_of(path: Path, files: dict[str, dict], vocab=VOCAB) -> Path:
@@ -51,6 +58,14 @@ WAYS = {
         path, {"tokenizer_config.json": {**CLASS, "mask_token": "the"}, "special_tokens_map.json": AS_TOKENS}
     ),
     "tokenizer.json": lambda path: with_tokenizer_json(path, {"tokenizer_config.json": {**CLASS, **NAMES}}),
+    # In dialogues and where texts are written: the first ids after the vocabulary, and a line of it.
+    "ends": lambda path: directory_of(
+        path,
+        {"tokenizer_config.json": {**CLASS, **NAMES, "eos_token": "[EOS]", "additional_special_tokens": ["<e1>"]}},
+    ),
+    "ends_in_the_map": lambda path: directory_of(
+        path, {"tokenizer_config.json": CLASS, "special_tokens_map.json": {**NAMES, "bos_token": "the"}}
+    ),
     "some": lambda path: directory_of(
         path,
         {"tokenizer_config.json": {**CLASS, "cls_token": "<s>", "sep_token": None}},

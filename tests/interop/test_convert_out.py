@@ -230,6 +230,14 @@ def test_what_another_form_leaves_out_of_a_sentence_directory_is_named(tmp_path,
     assert f"left out: {', '.join(left)}\n" in capsys.readouterr().err
     assert convert(tmp_path / "st", tmp_path / "again", to="sentence-transformers").left_out == ()
     assert convert(source, tmp_path / "pickle", to="pickle").left_out == ()
+    config = fastbert.BertModel.from_pretrained(source).config.to_dict() | {"bilstm_units": 8}
+    headed = fastbert.BertForSequenceClassification(fastbert.BertConfig.from_dict(config)).save_pretrained(
+        tmp_path / "h"
+    )
+    (headed / "vocab.txt").write_bytes((source / "vocab.txt").read_bytes())
+    left = convert(headed, tmp_path / "of headed", to="sentence-transformers").left_out
+    assert left == ("the head bilstm", "the head classifier")
+    assert "bilstm_units" not in json.loads((tmp_path / "of headed" / "config.json").read_text())
     # Modules that are damaged or not known here do not keep the model from being read.
     (dense,) = (tmp_path / "st").glob("*_Dense/model.safetensors")
     dense.write_bytes(dense.read_bytes()[:-1])

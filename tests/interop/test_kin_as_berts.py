@@ -143,15 +143,17 @@ def test_a_tokenizer_of_which_only_the_models_type_tells_the_class(kind, to, tmp
     assert [load_tokenizer(tmp_path / "out").encode(text).ids for text in TEXTS] == wanted
 
 
-@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("said", [True, False, None])
 @pytest.mark.parametrize("in_file", [True, False])
 def test_robertas_space_before_a_text_is_that_of_its_configuration(in_file, said, tmp_path):
     source, _ = saved(tmp_path, "Roberta")
-    for name, change in (("tokenizer.json", None), ("tokenizer_config.json", said)):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         state = json.loads((source / name).read_text())
-        if change is None:
+        if name == "tokenizer.json":
             for part in ("pre_tokenizer", "post_processor"):
                 state[part]["add_prefix_space"] = in_file
+        elif said is None:  # False, as the class has it
+            state.pop("add_prefix_space", None)
         else:
             state["add_prefix_space"] = said
         (source / name).write_text(json.dumps(state))
@@ -163,6 +165,39 @@ def test_robertas_space_before_a_text_is_that_of_its_configuration(in_file, said
         got = ours.encode(text)
         assert (got.ids, got.offsets) == (wanted["input_ids"], wanted["offset_mapping"])
         assert again(text)["input_ids"] == got.ids
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("added_tokens.json", {"<e1>": 0, "wort": 1}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {0: {"content": "<e1>"}, 1: {"content": "wort"}}}),
+        ("tokenizer_config.json", {"additional_special_tokens": ["<e1>", "wort"]}),
+    ],
+    ids=["added_tokens.json", "added_tokens_decoder", "additional_special_tokens"],
+)
+@pytest.mark.parametrize("kind", ["Roberta", "GPT2"])
+def test_tokens_added_to_byte_pairs_in_files_beside_them(kind, name, content, tmp_path):
+    """As the tokenizers of transformers 4 that are not fast save them: vocab.json, merges.txt, no tokenizer.json."""
+    made, settings = byte_pairs(tmp_path / "bpe"), {"tokenizer_class": f"{kind}Tokenizer"}
+    table = json.loads((tmp_path / "bpe" / "vocab.json").read_text())
+    if kind == "GPT2":
+        table = {{"<s>": "<|endoftext|>"}.get(piece, piece): index for piece, index in table.items()}
+        (tmp_path / "bpe" / "vocab.json").write_text(json.dumps(table))
+    first = len(made)
+    moved = {key: index + first if isinstance(index, int) else index for key, index in content.items()}
+    if "added_tokens_decoder" in content:
+        plain = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
+        tokens = content["added_tokens_decoder"].items()
+        moved = {"added_tokens_decoder": {str(index + first): token | plain for index, token in tokens}}
+    files = {"tokenizer_config.json": settings, "config.json": {"model_type": kind.lower()}}
+    files[name] = files.get(name, {}) | moved
+    for file, values in files.items():
+        (tmp_path / "bpe" / file).write_text(json.dumps(values))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "bpe"), load_tokenizer(tmp_path / "bpe")
+    for text in (*TEXTS, "the <e1> of wort, Paris"):
+        assert ours.encode(text).ids == theirs(text)["input_ids"], text
+    assert first in ours.encode("the <e1> of").ids
 
 
 def test_a_tokenizer_that_is_not_ours_is_kept_whole(tmp_path):

@@ -36,10 +36,16 @@ def _one_sentence(model, *words, **given):
         ("bert.encoder.layer.0.intermediate", "intermediate_act_fn"),
         ("bert.encoder.layer.0.output", "dropout"),
         ("cls.predictions.transform", "transform_act_fn"),
+        ("bert.pooler", "activation"),
+        ("transformer.h.0.attn", "attn_dropout"),
+        ("transformer.h.0.mlp", "act"),
     ],
 )
 def test_a_part_that_only_transformers_has_is_not_kept_in_silence(place, name):
-    _, model = hf.pair("BertForMaskedLM")
+    if place.startswith("transformer."):
+        model = GPTForPreTraining(GPTConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=1, n_positions=4))
+    else:
+        _, model = hf.pair("BertForPreTraining")
     module = model.get_submodule(place)
     said = rf"^{type(module).__name__}\.{name} is computed by .*, got ReLU; patch a"
     with pytest.raises(InputError, match=said) as refused:

@@ -336,6 +336,17 @@ def test_a_single_step_at_a_rate_of_0_is_told(recipe, tiny_model, capsys, change
     assert all(torch.equal(after[name], value) for name, value in before.items()) is said
 
 
+def test_time_for_a_single_step_is_told(recipe, monkeypatch, capsys):
+    """An accumulated step may take longer than the time for all of them."""
+    told = "the time left one step, the first of the warm-up, at rate 0: no weight changes"
+    for warmup, said in ((0.1, True), (0.0, False)):
+        times = iter([0.0])
+        monkeypatch.setattr(RunClock, "seconds", property(lambda clock, times=times: next(times, 1000.0)))
+        changes = {"steps": None, "max_minutes": 1.0, "warmup": warmup, "out": str(recipe().out) + str(warmup)}
+        assert pretrain(recipe(**changes)).steps == 1
+        assert (told in capsys.readouterr().out) is said
+
+
 @pytest.mark.parametrize(("share", "leads"), [(0.04, False), (0.06, True)])
 def test_the_clock_leads_a_run_of_steps_after_the_first_twentieth_of_its_time(recipe, monkeypatch, share, leads):
     """A slow first step must not change a run that its steps end; a machine that is too slow must."""

@@ -2,9 +2,10 @@
 
 ``python tests/triton_backend/aot.py [--short] [80 | 90]`` prints the table of what each needs: registers, shared
 memory, spilled bytes, matrix instructions, divisions, roots and powers that are not rounded correctly, loads ahead of
-their use (asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), products of matrices that go on
-from a sum (`chained`), and how many programs a multiprocessor holds. The test beside it holds the short table to
-limits; there matrix instructions are counted in PTX, each of which the assembler turns into some of the machine's.
+their use (asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), products of matrices
+that go on from a sum (`chained`), and how many programs a multiprocessor holds. The test beside it holds the short
+table to limits; there matrix instructions are counted in PTX, each of which the assembler turns into some of the
+machine's.
 """
 
 from __future__ import annotations
