@@ -110,7 +110,8 @@ def plain_write(path: Path, size: int, direct: bool) -> float:
 
 
 def measure_blocking(model, engine, home: Path, steps: int, every: int, tokens: int) -> dict:
-    """Each way of saving in a run of its own; ``stood_still`` is what the loop waited inside saving."""
+    """Each way of saving in a run of its own; ``blocked_in_background`` and ``blocked_in_line`` are the shares of
+    a run that its loop waited inside saving."""
     found = {}
     for way in ("none", "background", "in line", "none", "background", "in line"):
         background, still, began = BackgroundSave(), 0.0, time.perf_counter()

@@ -51,7 +51,7 @@ def main() -> None:
     theirs = transformers.BertModel(transformers.BertConfig(**SIZES)).train()
     print("transformers, on the CPU  ", rows(lambda: theirs(ids).last_hidden_state))
     launches.stand_in()
-    ours, batch = BertModel(BertConfig(**SIZES)).train(), PackedBatch.from_sequences(list(ids))
+    ours, batch = BertModel(BertConfig(**SIZES)).bfloat16().train(), PackedBatch.from_sequences(list(ids))
     with ops.backend("triton"):
         print("fastbert, a layer one node", rows(lambda: ours(batch).last_hidden_state))
         for layer in ours.encoder.layer:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
+
+import numpy as np
 
 Text = TypeVar("Text")  # a text, a pair, a list of words, or whatever `length` knows
 
@@ -52,3 +54,22 @@ def chunks(
 def windows(texts: Iterable[Text], length: Callable[[Text], int] = characters_of) -> Iterator[list[Text]]:
     """The chunks of a stream of texts, in their order, that a model computes at a time; ``length`` as in `chunks`."""
     return chunks(texts, WINDOW, WINDOW_CHARACTERS, length)
+
+
+def batches_by_length(lengths: Sequence[int], token_budget: int) -> list[np.ndarray]:
+    """Batches of similar length, as int64 arrays of indices, the longest first, so that memory peaks at the start, and
+    a batch that does not fit into it fails at once.
+
+    Args:
+        lengths: the number of tokens of each sequence.
+        token_budget: the most tokens in a batch; a longer sequence is a batch of its own.
+    """
+    batches: list[list[int]] = []
+    tokens = 0
+    for index in np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist():
+        if not batches or tokens + lengths[index] > token_budget:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(index)
+        tokens += lengths[index]
+    return [np.array(batch) for batch in batches]

@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import hardware, ops
 from ..config import BertConfig
-from ..data.chunks import chunks
+from ..data.chunks import batches_by_length, chunks
 from ..data.tokenizer import load_tokenizer, warn_if_larger
 from ..data.truncation import cut_at, encode_beginnings
 from ..errors import InputError
@@ -268,7 +268,8 @@ class SentenceEncoder:
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         # The model may have been put into training mode between two calls.
         with ops.batch_invariant() if batch_invariant else nullcontext(), products, evaluating(self.model):
-            for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
+            batches = batches_by_length([len(row) for row in rows], token_budget)
+            for members in _progress(iter(batches), len(rows), show_progress):
                 out[members] = self._vectors([rows[i] for i in members], device, normalize, skip)
         return out if len(places) == len(sentences) else out[[places[text] for text in sentences]]
 
@@ -368,22 +369,7 @@ def _checked_texts(sentences: Sequence[str], name: str = "sentences") -> list[st
     return sentences
 
 
-def _batches(rows: Sequence[np.ndarray], token_budget: int) -> Iterator[list[int]]:
-    """Batches of indices of rows, longest first, so that lengths in a batch are similar, and memory peaks at the
-    start."""
-    members: list[int] = []
-    tokens = 0
-    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
-        if members and tokens + len(rows[i]) > token_budget:
-            yield members
-            members, tokens = [], 0
-        members.append(i)
-        tokens += len(rows[i])
-    if members:
-        yield members
-
-
-def _progress(batches: Iterator[list[int]], total: int, show: bool) -> Iterator[list[int]]:
+def _progress(batches: Iterator[np.ndarray], total: int, show: bool) -> Iterator[np.ndarray]:
     if not show:
         yield from batches
         return

@@ -248,8 +248,8 @@ class BertHead(PreTrainedModel):
     """
 
     config: BertConfig
-    # In training on a GPU: "all", or "needed", to compute the last layer only for the tokens that are read. The results
-    # are the same; no GPU has been timed with it.
+    # For which tokens the last layer is computed: "all", or "needed", those that are read. The results are the same. On
+    # a CPU heads compute it for those that they read in any case; no GPU has been timed with it.
     last_layer = "all"
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool) -> None:

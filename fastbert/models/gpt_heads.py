@@ -66,6 +66,8 @@ class GPTHead(GPTPreTrainedModel):
     def _states(self, encoded: Encoded, sequences: int = 1) -> Tensor:
         """(B / sequences, H): the states of the last tokens, summed over each group of ``sequences`` sequences."""
         last = encoded.tokens.pooled_tokens(encoded.hidden)
+        if sequences < 1 or len(last) % sequences:
+            raise InputError(f"orders must divide the {len(last)} sequences, got {sequences}")
         return last if sequences == 1 else last.view(-1, sequences, last.shape[-1]).sum(1)
 
     def _logits(self, states: Tensor, encoded: Encoded) -> Tensor:

@@ -62,7 +62,8 @@ def attention(
         q, k, v: (T, nheads, head_dim) floating, sequences laid end to end.
         cu_seqlens: (B+1,) int32, the sequences' bounds; empty sequences are allowed, and tokens behind the last one,
             as a `RoomPacking` has them.
-        max_seqlen: the length of the longest sequence.
+        max_seqlen: the length of the longest sequence, or more. Kernels on a GPU do not read the bounds to check it:
+            what lies beyond is then undefined.
         softmax_scale: None for head_dim ** -0.5.
         dropout: its rate and place in the random stream (`DropoutKey.site`), or None; row = token * nheads + head,
             column = the key's index within the sequence.

@@ -8,7 +8,6 @@ senses, the nearest other sentence has the same sense (leave-one-out accuracy), 
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ import numpy as np
 
 from ..errors import DataError, InputError
 from ..result_files import write_json
+from ..tasks.files import read_lines
 from ..tasks.metrics import silhouette
 from ..tasks.results import write_table
 from ..train.plots import new_figure, save_figure
@@ -113,18 +113,19 @@ def read_uses(path: Path = DATA) -> list[Use]:
     """Reads the sentences from a tab-separated file with a header and the columns word, sense, sentence.
 
     Raises:
-        DataError: there are other columns, or a word does not occur exactly once in its sentence.
+        DataError: the file is not UTF-8, there are other columns, or a word does not occur exactly once in its
+            sentence.
     """
     columns, uses = [field.name for field in fields(Use)], []
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-            if not row:  # an empty line
-                continue
-            if len(row) != len(columns) or (number == 1 and row != columns):
-                what = f"the header {columns}" if number == 1 else f"{len(columns)} columns"
-                raise DataError(f"{path}, line {number}: expected {what}, separated by tabs, got {row!r:.200}")
-            if number > 1:
-                uses.append(Use(*row))
+    for number, line in read_lines(path):
+        if not line:
+            continue
+        row = line.split("\t")
+        if len(row) != len(columns) or (number == 1 and row != columns):
+            what = f"the header {columns}" if number == 1 else f"{len(columns)} columns"
+            raise DataError(f"{path}, line {number}: expected {what}, separated by tabs, got {row!r:.200}")
+        if number > 1:
+            uses.append(Use(*row))
     for use in uses:
         word_span(use.sentence, use.word)
     return uses

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.chunks import batches_by_length
 from ..errors import InputError
 
 _log = logging.getLogger("fastbert")
@@ -54,16 +55,14 @@ def training_batches(
 
 
 def evaluation_batches(lengths: Sequence[int], token_budget: int) -> list[np.ndarray]:
-    """Batches of examples of similar length, as int64 arrays of indices, the longest first, so that a batch that does
-    not fit into memory fails at once. A sequence longer than the budget raises the budget.
+    """`batches_by_length` of examples.
 
     Raises:
         InputError: the budget is below 1.
     """
     if token_budget < 1:
         raise InputError(f"token_budget must be at least 1, got {token_budget}")
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    return budget_batches(lengths, max(token_budget, max(lengths, default=0)), order)
+    return batches_by_length(lengths, token_budget)
 
 
 def evenly(rows: Sequence, most: int | None) -> list:

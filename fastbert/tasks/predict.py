@@ -109,12 +109,11 @@ def predict(
     rows: Sequence[Row],
     examples: Sequence[Example],
     token_budget: int = TOKEN_BUDGET,
-    progress: Callable[[int], Any] | None = None,
 ) -> list:
     """The task's predictions, one per row.
 
     Args:
         rows, examples: the rows, and what `Task.encode` made of them.
-        token_budget, progress: as in `run_model`, whose errors it raises.
+        token_budget: as in `run_model`, whose errors it raises.
     """
-    return task.decode(rows, examples, run_model(task, model, examples, token_budget, progress).values)
+    return task.decode(rows, examples, run_model(task, model, examples, token_budget).values)

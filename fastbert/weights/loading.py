@@ -42,11 +42,6 @@ class LoadReport:
     unexpected: tuple[str, ...]
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
-    @property
-    def newly_initialised(self) -> tuple[str, ...]:
-        """Another name of ``missing``."""
-        return self.missing
-
 
 def check_unquantized(config, source) -> None:
     """Raises CheckpointError if a configuration says that the weights beside it are quantized: some formats use other

@@ -280,3 +280,10 @@ def test_a_small_gpt2_with_the_large_ones_first_token(tmp_path, caplog):
     ids = torch.randint(0, 99, (2, 7))
     with torch.no_grad():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("orders", [0, 2])
+def test_sequences_that_do_not_make_whole_examples_are_refused(orders):
+    model = GPTForSequenceClassification(GPTConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=1, n_positions=4))
+    with pytest.raises(InputError, match=f"orders must divide the 3 sequences, got {orders}"):
+        model(PackedBatch.from_sequences([[1], [2, 3], [4]]), orders=orders)

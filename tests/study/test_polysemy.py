@@ -122,6 +122,12 @@ def test_a_file_of_ones_own_words(tmp_path, text, said):
         polysemy.read_uses(path)
 
 
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "mine.tsv").write_bytes(b"word\tsense\tsentence\ncaf\xe9\ta\tcaf\xe9\n")
+    with pytest.raises(DataError, match=r"mine.tsv, line 2: expected UTF-8, got 0xe9"):
+        polysemy.read_uses(tmp_path / "mine.tsv")
+
+
 def test_every_sense_is_in_the_picture(tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 

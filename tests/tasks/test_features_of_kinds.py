@@ -138,7 +138,7 @@ def test_a_mix_is_learned_from_a_file_that_holds_all_layers(directories, tmp_pat
     again.restore(read_config(result.model_dir))
     loaded = again.model(result.model_dir)
     assert type(loaded).__name__ == json.loads((result.model_dir / "config.json").read_text())["architectures"][0]
-    assert loaded.load_report.newly_initialised == ()
+    assert loaded.load_report.missing == ()
     assert predict(again, loaded, dev, again.encode(dev, tokenizer, 32)) == result.predictions
 
 

@@ -126,7 +126,7 @@ def test_learns_above_a_frozen_model(directory, tmp_path):
     again.restore(fastbert.BertConfig.from_pretrained(result.model_dir))
     assert again.features == "embeddings"
     loaded = again.model(result.model_dir)
-    assert loaded.load_report.newly_initialised == ()
+    assert loaded.load_report.missing == ()
     assert predict(again, loaded, dev, again.encode(dev, tokenizer, 32)) == result.predictions
 
 

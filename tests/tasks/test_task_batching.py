@@ -41,6 +41,8 @@ def test_a_sequence_over_the_budget_is_an_error():
     with pytest.raises(InputError, match="the token budget of 4 is below one sequence of 5 tokens"):
         budget_batches([3, 5], 4, range(2))
     assert [list(b) for b in evaluation_batches([3, 5], 4)] == [[1], [0]]
+    # And nothing else may be over it: one long row of a file must not make the others' batches long.
+    assert [list(b) for b in evaluation_batches([30, 100, 30, 9, 30], 40)] == [[1], [0], [2], [4, 3]]
     for budget in (0, -1):
         with pytest.raises(InputError, match=f"token_budget must be at least 1, got {budget}"):
             evaluation_batches([3, 5], budget)

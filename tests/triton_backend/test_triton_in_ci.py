@@ -104,3 +104,10 @@ def test_planted_bugs_are_caught():
     """One of each kind; python tests/triton_backend/planted_bugs.py plants them all."""
     out = run(str(HERE / "planted_bugs.py"), "--short", interpret=True)
     assert out.endswith("9 of 9 caught\n"), out
+
+
+@pytest.mark.slow
+def test_the_hosts_time_is_measured_without_a_gpu():
+    """docs/gpu.md has its figures."""
+    out = run(str(HERE.parents[1] / "benchmarks" / "gpu_host_time.py"), interpret=False)
+    assert out.count(" ms, forward and backward ") == 3
