@@ -2,8 +2,8 @@
 
 The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A key stands
 for all random numbers of one forward pass, a site for one dropout in it. The bits of an element only depend on (seed,
-offset, site, row, column), so a mask is the same on every backend and device, packed or padded, and when activations
-are recomputed. `fastbert.reference.dropout` has the mapping.
+offset, site, row, column), so a mask is the same on every backend and device, for packed tokens and for padded ones of
+which the pads are left out, and when activations are recomputed. `fastbert.reference.dropout` has the mapping.
 """
 
 from __future__ import annotations
