@@ -70,17 +70,17 @@ def pytest_make_collect_report(collector: pytest.Collector):
     """Every worker imports all files, and pytest rewrites the assertions of those that none has imported before, which
     takes half a minute in a new checkout. So each begins in another room, and finds the others' done."""
     report = yield
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    worker = getattr(collector.config, "workerinput", None)
     if worker and collector.path == Path(__file__).parent:
-        first = len(report.result) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = len(report.result) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
         report.result = report.result[first:] + report.result[:first]
     return report
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     place = {str(Path(__file__).parent / name): number for number, name in enumerate(LONG)}
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if hasattr(config, "workerinput"):
         items.sort(key=lambda item: str(item.path))  # for all workers to have them in one order
     items.sort(key=lambda item: place.get(str(item.path), len(place)))
 

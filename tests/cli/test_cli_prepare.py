@@ -79,7 +79,7 @@ def test_options_of_prepare(tmp_path):
 def test_the_recipe_for_bookcorpus_can_hold_text_out(tmp_path, capsys, caplog):
     """As many lines as in 9 MB of it."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    cut, options = re.search(r"read_parquet.* \| (awk .*) \| fastbert prepare - .*(--heldout \S+)", page).groups()
+    cut, options = re.search(r"read_table.* \| (awk .*) \| fastbert prepare - .*(--heldout \S+)", page).groups()
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"0123456789", *(f"##{digit}" for digit in "0123456789")]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     text, vocab = tmp_path / "book.txt", str(tmp_path / "vocab.txt")
