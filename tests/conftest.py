@@ -55,7 +55,6 @@ LONG = (
     "tasks/test_eval_every.py",
     "study/test_study_signals.py",
     "stand_in/test_two_devices.py",
-    "stand_in/test_gpu_suite.py",
     "train/test_zero_pretrain.py",
     "train/test_fp8.py",
 )

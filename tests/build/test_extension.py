@@ -237,7 +237,11 @@ def _use(target: Path):
 
 NOT_BUILT = [
     ({"FASTBERT_NO_EXTENSION": "1"}, "FASTBERT_NO_EXTENSION was set"),
-    ({"CXX": "no-such-compiler"}, "the C++ compiler 'no-such-compiler' named by CXX was not found"),
+    pytest.param(
+        {"CXX": "no-such-compiler"},
+        "the C++ compiler 'no-such-compiler' named by CXX was not found",
+        marks=pytest.mark.slow,
+    ),
     (
         {"CXX": "false"},
         "configuring the C++ extension with cmake failed when fastbert was installed (`pip install -v` shows its "

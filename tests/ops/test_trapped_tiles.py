@@ -45,8 +45,10 @@ sys.exit(status)
 # A file, and the product that it is about.
 FILES = {"gemm": "bfloat16", "int8": "int8", "attention": "bfloat16", "encoder": "int8"}
 CHOSEN = "(amx_trapped or tiles or two_parts)"
-# Two thirds of the instructions are those of a twentieth of the tests: large sizes, and the same by more threads.
-LONG = "(two_threads_and_again or threads_or_repetition or lengths3 or chosen_rows or go_on_from or odd-dtype1)"
+# Three quarters of the instructions are those of a twentieth of the tests: large sizes, and the same by more threads.
+LONG = (
+    "(two_threads_and_again or threads_or_repetition or lengths3 or chosen_rows or go_on_from or odd or far_from_zero)"
+)
 
 
 @pytest.fixture(scope="module")

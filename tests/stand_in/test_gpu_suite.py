@@ -37,7 +37,8 @@ def rehearse(run, tmp_path):
 
 
 # Beside Triton's interpreter it takes minutes; tests/triton_backend looks at what the kernels compute.
-@pytest.mark.parametrize("backend", ["reference", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_the_kernels_are_measured(rehearse, backend):
     rows = rehearse("ceilings,kernels", backend)
     assert rows["ceilings"]["TFLOP/s"] > 0

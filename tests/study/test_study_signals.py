@@ -81,7 +81,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("place", ["process 1", "process 2", "job"])
+@pytest.mark.parametrize("place", [pytest.param("process 1", marks=pytest.mark.slow), "process 2", "job"])
 def test_a_signal_while_the_processes_are_being_started(place, tmp_path):
     """What had been started was told nothing: a job went on to its end, a process told of the others' end by a
     traceback."""

@@ -98,8 +98,9 @@ def start(data, tmp_path):
     ("number", "num_workers", "method"),
     [
         (signal.SIGINT, 0, "fork"),
-        (signal.SIGINT, 2, "fork"),
-        pytest.param(signal.SIGTERM, 2, "fork", marks=pytest.mark.slow),  # each of the two is in another case
+        # Of these each part is in another case.
+        pytest.param(signal.SIGINT, 2, "fork", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, "fork", marks=pytest.mark.slow),
         (signal.SIGTERM, 2, "forkserver"),
         (signal.SIGHUP, 2, "fork"),
     ],
