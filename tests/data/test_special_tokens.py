@@ -58,13 +58,13 @@ WAYS = {
         path, {"tokenizer_config.json": {**CLASS, "mask_token": "the"}, "special_tokens_map.json": AS_TOKENS}
     ),
     "tokenizer.json": lambda path: with_tokenizer_json(path, {"tokenizer_config.json": {**CLASS, **NAMES}}),
-    # In dialogues and where texts are written: the first ids after the vocabulary, and a line of it.
+    # In dialogues, and where texts are written: it has the first id after the vocabulary.
     "ends": lambda path: directory_of(
         path,
         {"tokenizer_config.json": {**CLASS, **NAMES, "eos_token": "[EOS]", "additional_special_tokens": ["<e1>"]}},
     ),
     "ends_in_the_map": lambda path: directory_of(
-        path, {"tokenizer_config.json": CLASS, "special_tokens_map.json": {**NAMES, "bos_token": "the"}}
+        path, {"tokenizer_config.json": CLASS, "special_tokens_map.json": {**NAMES, "eos_token": "[EOS]"}}
     ),
     "some": lambda path: directory_of(
         path,
