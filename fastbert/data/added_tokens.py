@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import InputError
-from .special_tokens import MAP_FILE, SpecialNames, older_file
+from .special_tokens import MAP_FILE, VOCABULARY_FILES, SpecialNames, older_file
 
 _log = logging.getLogger("fastbert")
 
@@ -18,7 +18,6 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # that ends in _token is specific to the model.
 _ENDS = ("bos_token", "eos_token")
 _ROLES = (*_ENDS, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_FILES = ("vocab.txt", "tokenizer.json", "vocab.json")
 
 
 def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names: SpecialNames | None = None) -> None:
@@ -37,7 +36,7 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
     Raises:
         InputError: an entry is not a token, or a token would get another id than its file says.
     """
-    if vocab_path.name not in _FILES:
+    if vocab_path.name not in VOCABULARY_FILES:
         return
     if settings.get("split_special_tokens"):  # tokenizers are copied as tokenizer.json, which cannot express it
         _log.warning(

@@ -31,6 +31,8 @@ BERT_NAMES = SpecialNames()
 XLMR_NAMES = SpecialNames("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 MAP_FILE = "special_tokens_map.json"
+VOCABULARY_FILES = ("vocab.txt", "tokenizer.json", "vocab.json")
+"""The vocabularies that the files beside them belong to."""
 
 
 def read_names(vocab_path: Path, settings: Mapping[str, Any]) -> SpecialNames:
@@ -68,7 +70,7 @@ def older_file(name: str, vocab_path: Path, settings: Mapping[str, Any]) -> dict
         settings: the content of tokenizer_config.json. If it has all added tokens, transformers ignores older files.
     """
     path = vocab_path.with_name(name)
-    counts = vocab_path.name in ("vocab.txt", "tokenizer.json", "vocab.json") and "added_tokens_decoder" not in settings
+    counts = vocab_path.name in VOCABULARY_FILES and "added_tokens_decoder" not in settings
     return read_json(path) if counts and path.is_file() else {}
 
 
