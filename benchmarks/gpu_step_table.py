@@ -65,9 +65,9 @@ def _recording(recorder: Recorder) -> Iterator[None]:
     from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
     from triton.runtime.jit import JITFunction
 
-    import fastbert.optim._triton as optim_triton
+    from fastbert import transforms
     from fastbert.modules import stack
-    from fastbert.ops import _cpu
+    from fastbert.ops import _watchers
     from fastbert.triton_kernels import common, optimizer
 
     class Operators(TorchDispatchMode):
@@ -110,10 +110,8 @@ def _recording(recorder: Recorder) -> Iterator[None]:
         patch.object(optimizer, "_layout", laid_out),
         patch.object(optimizer.Tables, "__init__", made),
         # Beside a GPU nobody looks on, and tensors are torch's own.
-        *(patch.object(_cpu, name, lambda: False) for name in ("is_traced", "is_watched")),
-        patch.object(_cpu, "_PLAIN_TENSORS", (*_cpu._PLAIN_TENSORS, FakeTensor)),
-        patch.object(optim_triton, "_PLAIN", (*optim_triton._PLAIN, FakeTensor)),
-        patch.object(stack, "PLAIN_TENSORS", (*stack.PLAIN_TENSORS, FakeTensor)),
+        *(patch.object(_watchers, name, lambda: False) for name in ("is_traced", "is_watched")),
+        patch.object(transforms, "PLAIN_TENSORS", (*transforms.PLAIN_TENSORS, FakeTensor)),
         patch.object(stack, "Tensor", FakeTensor),
     ]
     with contextlib.ExitStack() as held:

@@ -4,8 +4,12 @@ and would take values that the host reads from a tensor for constants. And wheth
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+# A kernel may read the memory of these classes; a subclass of theirs may have none, or watch what is done to it.
+PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 # Set only during an export, except for strict exports of torch 2.6. Not torch.compiler.is_exporting(): torch 2.6 lacks
 # it, and in the older releases that have it, it is true while torch.compile traces.

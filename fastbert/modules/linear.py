@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from .. import ops
+from .. import ops, transforms
 from . import hooks
 
 
@@ -20,13 +20,10 @@ def is_plain(module: nn.Module) -> bool:
     return is_plain_tensor(module.weight if weight is None else weight)
 
 
-PLAIN_TENSORS = (nn.Parameter, Tensor)
-
-
 def is_plain_tensor(weight: Tensor) -> bool:
     """False for sparse tensors and for subclasses that compute in another way, such as torchao's quantised weights and
     DTensor: our ops read memory that these may not have."""
-    known = type(weight) in PLAIN_TENSORS or isinstance(weight, (FakeTensor, FunctionalTensor))
+    known = type(weight) in transforms.PLAIN_TENSORS or isinstance(weight, (FakeTensor, FunctionalTensor))
     return known and weight.layout is torch.strided
 
 

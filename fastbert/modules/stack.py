@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from .. import _native, ops
+from .. import _native, ops, transforms
 from ..config import BertConfig
 from ..rng import DropoutKey
 from . import hooks
 from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
 from .layout import Layout, PackedLayout
-from .linear import PLAIN_TENSORS, is_plain_tensor, is_watched
+from .linear import is_plain_tensor, is_watched
 from .quantized_linear import QuantizedLinear
 
 _Layers: TypeAlias = tuple[ops.LayerParameters, ...]
@@ -163,7 +163,7 @@ def _parts(eps: float, approximate: str, nheads: int, dense: type) -> list[tuple
 def _walk(eps: float, approximate: str, nheads: int, dense: type):
     """The native object that checks a stack's layers and collects their tensors."""
     parts = _parts(eps, approximate, nheads, dense)
-    return _native.extension().ModuleWalk(parts, PLAIN_TENSORS, list(hooks.KINDS))
+    return _native.extension().ModuleWalk(parts, transforms.PLAIN_TENSORS, list(hooks.KINDS))
 
 
 def _collect(modules: list[nn.Module], parts: list[tuple]) -> list[Tensor] | None:

@@ -6,13 +6,17 @@ as its first implementation. The others are private:
     _cpu_*, _triton_*, _cuda_*        one op on one backend; _cpu, _triton and _cuda are shared by a backend's ops,
                                       _cublaslt calls cuBLASLt
     _dispatch                         the table (op, backend) -> implementation, and the choice for a call
+    _define, _dropout_schema          kernels as torch ops, and a dropout as arguments of these
     _contract                         checks for calls of torch.ops.fastbert.*, which bypass the contracts
+    _watchers                         whether anything observes torch's dispatcher
     _invariant, _invariant_mode       batch-invariant mode: its interface for ops, and the mode itself
     _graph_mode, _triton_replay       CUDA graphs in inference: whether they are wanted, and the graphs
     _recompute                        activation checkpointing under the settings of the first pass
     _in_place, _needed_gradients      backward passes: gradients added to .grad directly, and those that are not used
     _double_backward, _gradients      second derivatives: who computes them, and the gradients that torch differentiates
     _product_dtypes                   the dtypes of products, also under autocast
+    _float32_products                 how exact a GPU's float32 products are
+    _few_rows                         gradients of large tables, of which few rows are not zero
     _int8_weights                     int8 weights: packed, checked, unpacked
     _weight_cache                     packed weights, kept as long as the weight they were made from
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
-from . import _cpu, _dispatch, _gradients
+from . import _cpu, _define, _dispatch, _dropout_schema, _gradients
 from ._cpu_dropout import keep_mask
 from ._double_backward import differentiable
 from .attention import check_bias, covered_tokens
@@ -163,7 +163,7 @@ def _setup_context(ctx, inputs, output) -> None:
 def _gradient_again(ctx, saved, dout: Tensor, _dlse):
     q, k, v, _out, _lse, cu_seqlens, bias = saved
     max_seqlen, softmax_scale, causal, *dropout = ctx.options
-    options = {"softmax_scale": softmax_scale, "causal": causal, "dropout": _cpu.dropout_of(*dropout)}
+    options = {"softmax_scale": softmax_scale, "causal": causal, "dropout": _dropout_schema.dropout_of(*dropout)}
     gradients = _gradients.attention(dout, q, k, v, bias, cu_seqlens, max_seqlen, keep_mask=keep_mask, **options)
     return *gradients[:3], *(None,) * 9, gradients[3], None
 
@@ -183,10 +183,10 @@ def why_not_head_dim(head_dim: int) -> str | None:
 
 
 _OPTIONS = (
-    f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_cpu.DROPOUT_SCHEMA}, Tensor? bias"
+    f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_dropout_schema.SCHEMA}, Tensor? bias"
 )
 _INPUTS = "q: activation (T, N, D); k: activation (T, N, D); v: activation (T, N, D); cu_seqlens: index (B); "
-_INPUTS += f"{_cpu.DROPOUT_TENSORS}; bias: parameter (N, W)"
+_INPUTS += f"{_dropout_schema.TENSORS}; bias: parameter (N, W)"
 
 
 def _check_heads(q: Tensor, *_) -> None:
@@ -194,7 +194,7 @@ def _check_heads(q: Tensor, *_) -> None:
         raise InputError(reason)
 
 
-_attention_backward = _cpu.define(
+_attention_backward = _define.define(
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"{_OPTIONS}, bool learns_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
@@ -202,7 +202,7 @@ _attention_backward = _cpu.define(
     tensors=f"{_INPUTS}; dout: activation (T, N, D); out: activation (T, N, D); lse: float32 (N, T)",
     rest=_check_heads,
 )
-_attention = _cpu.define(
+_attention = _define.define(
     f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool save) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,
@@ -234,5 +234,5 @@ def attention(
 ) -> Tensor:
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias))
-    options = (max_seqlen, scale, causal, *_cpu.dropout_arguments(dropout), bias, save)
+    options = (max_seqlen, scale, causal, *_dropout_schema.arguments(dropout), bias, save)
     return _attention(q, k, v, cu_seqlens, *options)[0]

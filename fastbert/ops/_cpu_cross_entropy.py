@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from ..wording import dtype_name
-from . import _cpu, _dispatch
+from . import _cpu, _define, _dispatch
 from ._double_backward import differentiable
 from .cross_entropy import backward_fake, gradient_again, reduced, setup_context
 
@@ -52,13 +52,13 @@ def _gradient(ctx, saved, dloss: Tensor, _dstatistics):
     return _cross_entropy_backward(dloss, *saved, ctx.ignore_index), None, None
 
 
-_cross_entropy_backward = _cpu.define(
+_cross_entropy_backward = _define.define(
     "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor labels, Tensor statistics, int ignore_index) -> Tensor",
     _backward,
     backward_fake,
     tensors="dloss: float32 (N); logits: activation (N, V); labels: int64 (N); statistics: float32 (N, 2)",
 )
-_cross_entropy = _cpu.define(
+_cross_entropy = _define.define(
     "cross_entropy(Tensor logits, Tensor labels, int ignore_index) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from ..rng import Dropout
-from . import _cpu, _dispatch
+from . import _cpu, _define, _dispatch, _dropout_schema
 
 
 def _forward(x, threshold, seed, offset, site, rng, rows) -> Tensor:
@@ -30,13 +30,13 @@ def _gradient(ctx, dout: Tensor):
     return _dropout(dout, *ctx.dropout), *(None,) * 6
 
 
-_dropout = _cpu.define(
-    f"dropout(Tensor x, {_cpu.DROPOUT_SCHEMA}, Tensor? rows) -> Tensor",
+_dropout = _define.define(
+    f"dropout(Tensor x, {_dropout_schema.SCHEMA}, Tensor? rows) -> Tensor",
     _forward,
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
-    tensors=f"x: activation (..., C); {_cpu.DROPOUT_TENSORS}; rows: int64 (R)",
+    tensors=f"x: activation (..., C); {_dropout_schema.TENSORS}; rows: int64 (R)",
 )
 
 
@@ -56,17 +56,17 @@ def _mask_fake(
     return rows.new_empty(rows.numel(), num_columns, dtype=torch.bool)
 
 
-_keep_mask = _cpu.define(
-    f"keep_mask(Tensor rows, SymInt num_columns, {_cpu.DROPOUT_SCHEMA}) -> Tensor",
+_keep_mask = _define.define(
+    f"keep_mask(Tensor rows, SymInt num_columns, {_dropout_schema.SCHEMA}) -> Tensor",
     _mask,
     _mask_fake,
-    tensors=f"rows: int64 (N); {_cpu.DROPOUT_TENSORS}",
+    tensors=f"rows: int64 (N); {_dropout_schema.TENSORS}",
 )
 
 
 def keep_mask(rows: Tensor, num_columns: int, dropout: Dropout) -> Tensor:
     """`fastbert.reference.dropout.keep_mask`, the same bits: rows (R,) int64 -> (R, num_columns) bool."""
-    return _keep_mask(rows, num_columns, *_cpu.dropout_arguments(dropout))
+    return _keep_mask(rows, num_columns, *_dropout_schema.arguments(dropout))
 
 
 def _accepts(x: Tensor, dropout: Dropout, rows: Tensor | None) -> str | None:
@@ -75,4 +75,4 @@ def _accepts(x: Tensor, dropout: Dropout, rows: Tensor | None) -> str | None:
 
 @_dispatch.register("dropout", "cpu", available=_native.why_missing, accepts=_accepts)
 def dropout(x: Tensor, dropout: Dropout, rows: Tensor | None) -> Tensor:
-    return _dropout(x, *_cpu.dropout_arguments(dropout), rows)
+    return _dropout(x, *_dropout_schema.arguments(dropout), rows)

@@ -15,7 +15,7 @@ from .. import _native
 from ..errors import BackendError, InputError
 from ..rng import Dropout
 from ..wording import dtype_name
-from . import _cpu, _dispatch, _in_place
+from . import _cpu, _define, _dispatch, _dropout_schema, _in_place
 from .embedding import gradient_by
 
 # The word table of the current call if this op adds its gradient itself; read by `_setup_context`.
@@ -126,7 +126,7 @@ def _setup_context(ctx, inputs, output) -> None:
 def _dropout(ctx, _saved) -> Dropout | None:
     if ctx.own is not None:
         raise BackendError("a gradient that is added in place has no second derivative: leave gradients_in_place()")
-    return _cpu.dropout_of(*ctx.dropout)
+    return _dropout_schema.dropout_of(*ctx.dropout)
 
 
 def _by_kernel(ctx, saved, dout: Tensor) -> tuple[Tensor | None, ...]:
@@ -152,24 +152,24 @@ def _check_wanted(*arguments) -> None:
             raise InputError(f"embedding_backward: expected {name} for 3 tables, got {len(values)}")
 
 
-_embedding_backward = _cpu.define(
+_embedding_backward = _define.define(
     f"embedding_backward(Tensor dout, {_IDS}, Tensor total, Tensor weight, Tensor mean, Tensor rstd, int[] table_rows, "
-    f"int padding_idx, bool[] wanted, {_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"int padding_idx, bool[] wanted, {_dropout_schema.SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
     tensors=f"{_ID_TENSORS}; dout: activation (T, C); total: float32 (T, C); weight: parameter (C); mean: float32 (T); "
-    f"rstd: float32 (T); {_cpu.DROPOUT_TENSORS}",
+    f"rstd: float32 (T); {_dropout_schema.TENSORS}",
     rest=_check_wanted,
 )
-_embedding = _cpu.define(
+_embedding = _define.define(
     f"embedding({_IDS}, Tensor word, Tensor token_type, Tensor position, Tensor weight, Tensor bias, float eps, "
-    f"int padding_idx, {_cpu.DROPOUT_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"int padding_idx, {_dropout_schema.SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     backward=gradient_by(_by_kernel, _dropout, rest=8),
     setup_context=_setup_context,
     tensors="word: activation (V, C); token_type: activation (K, C); position: activation (P, C); "
-    f"weight: parameter (C); bias: parameter (C); {_ID_TENSORS}; {_cpu.DROPOUT_TENSORS}",
+    f"weight: parameter (C); bias: parameter (C); {_ID_TENSORS}; {_dropout_schema.TENSORS}",
 )
 
 
@@ -204,6 +204,6 @@ def embedding(
     try:
         tensors = (input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias)
         save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors[3:])
-        return _embedding(*tensors, eps, padding, *_cpu.dropout_arguments(dropout), save)[0]
+        return _embedding(*tensors, eps, padding, *_dropout_schema.arguments(dropout), save)[0]
     finally:
         _own.word = None

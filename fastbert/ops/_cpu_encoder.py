@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
-from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
+from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _define, _dispatch
 from ._cpu_attention import bias_rows, native_bias, why_not_head_dim
 from ._cpu_int8 import int8_attention_dtype
 from ._int8_weights import readable
@@ -252,7 +252,7 @@ def _check_of_op(
         raise InputError(f"encoder: expected x (T, H) of layers for H = {tuple(hidden.shape)}, got {tuple(x.shape)}")
 
 
-_op = _cpu.define(
+_op = _define.define(
     "encoder(Tensor x, Tensor[] tensors, Tensor cu_seqlens, int nheads, float eps, str approximate, bool keep_states, "
     "Tensor? bias) -> Tensor",
     _forward,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import fp8, reference
-from . import _cpu, _invariant, _recompute
+from . import _invariant, _recompute, _watchers
 from ._double_backward import differentiable
 from ._needed_gradients import needed_gradients
 from .attention import attention
@@ -38,7 +38,7 @@ def why_not(dtype: torch.dtype) -> str | None:
     same_bits_matter = _invariant.active() and dtype != torch.float32
     if same_bits_matter or torch.are_deterministic_algorithms_enabled():
         return "a recorded pass must have the same bits before and after the first backward pass"
-    if fp8.is_in_use() or _cpu.is_traced(own_modes=_invariant.active()) or _saving_hooks(True):
+    if fp8.is_in_use() or _watchers.is_traced(own_modes=_invariant.active()) or _saving_hooks(True):
         return "something observes the ops, or the tensors that they save for the backward pass"
     return None
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import _cpu, _dispatch
+from . import _cpu, _define, _dispatch
 from ._double_backward import differentiable
 from .gelu import backward_fake, forward_fake, gradient_again, setup_context
 
@@ -38,13 +38,13 @@ def _gradient(ctx, saved, dout: Tensor):
     return dx, None if bias is None else dbias.to(bias.dtype), None
 
 
-_gelu_backward = _cpu.define(
+_gelu_backward = _define.define(
     "gelu_backward(Tensor dout, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
     _backward,
     backward_fake,
     tensors="dout: activation (..., C); x: activation (..., C); bias: parameter (C)",
 )
-_gelu = _cpu.define(
+_gelu = _define.define(
     "gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor",
     _forward,
     forward_fake,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
-from . import _cpu, _dispatch
+from . import _cpu, _define, _dispatch
 from ._int8_weights import readable
 from .linear_int8 import check
 
@@ -63,7 +63,7 @@ def _check_of_op(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, activat
         raise InputError(f"linear_int8: expected an activation of 0 to 2, got {activation}")
 
 
-_linear_int8 = _cpu.define(
+_linear_int8 = _define.define(
     "linear_int8(Tensor x, Tensor packed, int n, Tensor? bias, int activation, Tensor? residual) -> Tensor",
     _forward,
     _forward_fake,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _native
 from ..rng import Dropout
-from . import _cpu, _dispatch
+from . import _cpu, _define, _dispatch, _dropout_schema
 from ._gradients import LayerNormGradients
 from .layer_norm import gradient_by
 
@@ -116,27 +116,27 @@ def _by_kernel(ctx, saved, dout: Tensor) -> LayerNormGradients:
 
 def _dropout(ctx, _saved) -> tuple[Dropout | None, Tensor | None]:
     *arguments, rows = ctx.dropout
-    return _cpu.dropout_of(*arguments), rows
+    return _dropout_schema.dropout_of(*arguments), rows
 
 
-_layer_norm_backward = _cpu.define(
+_layer_norm_backward = _define.define(
     "layer_norm_backward(Tensor dout, Tensor total, Tensor mean, Tensor rstd, Tensor weight, "
-    f"{_cpu.DROPOUT_SCHEMA}, Tensor? rows, bool has_residual, bool has_x_bias) "
+    f"{_dropout_schema.SCHEMA}, Tensor? rows, bool has_residual, bool has_x_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
     tensors="dout: activation (..., C); total: float32 (..., C); mean: float32 (R); rstd: float32 (R); "
-    f"weight: parameter (C); {_cpu.DROPOUT_TENSORS}; rows: int64 (R)",
+    f"weight: parameter (C); {_dropout_schema.TENSORS}; rows: int64 (R)",
 )
-_layer_norm = _cpu.define(
+_layer_norm = _define.define(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps, Tensor? x_bias, Tensor? residual, "
-    f"{_cpu.DROPOUT_SCHEMA}, Tensor? rows, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{_dropout_schema.SCHEMA}, Tensor? rows, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     backward=gradient_by(_by_kernel, _dropout, rest=7),
     setup_context=_setup_context,
     tensors="x: activation (..., C); weight: parameter (C); bias: parameter (C); x_bias: parameter (C); "
-    f"residual: activation (..., C); {_cpu.DROPOUT_TENSORS}; rows: int64 (R)",
+    f"residual: activation (..., C); {_dropout_schema.TENSORS}; rows: int64 (R)",
 )
 
 
@@ -159,4 +159,4 @@ def layer_norm(
     tensors = (x, weight, bias, x_bias, residual)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     numbers = None if dropout is None else rows
-    return _layer_norm(x, weight, bias, eps, x_bias, residual, *_cpu.dropout_arguments(dropout), numbers, save)[0]
+    return _layer_norm(x, weight, bias, eps, x_bias, residual, *_dropout_schema.arguments(dropout), numbers, save)[0]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import _native, hardware, reference
 from ..errors import InputError
-from . import _cpu, _dispatch, _invariant
+from . import _cpu, _define, _dispatch, _invariant
 from ._double_backward import differentiable_by
 from ._float32_products import float32_matmul_precision
 from ._needed_gradients import needed_gradients
@@ -202,14 +202,14 @@ def _check_wants(_dout: Tensor, x: Tensor | None, _weight: Tensor, wants: list[b
         raise InputError("linear_backward: expected x, of which the weight's gradient is made, got None")
 
 
-_linear_backward = _cpu.define(
+_linear_backward = _define.define(
     "linear_backward(Tensor dout, Tensor? x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
     tensors="dout: activation (..., N); x: activation (..., K); weight: parameter (N, K)",
     rest=_check_wants,
 )
-_linear = _cpu.define(
+_linear = _define.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool keep) -> Tensor",
     _forward,
     _forward_fake,
@@ -294,14 +294,14 @@ def _either_gradient(ctx, saved, dout: Tensor):
     return *(g if wanted else None for g, wanted in zip(gradients, wants, strict=True)), None, None
 
 
-_linear_float32_backward = _cpu.define(
+_linear_float32_backward = _define.define(
     "linear_float32_backward(Tensor dout, Tensor? x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
     _either_backward,
     _backward_fake,
     tensors="dout: float32 (..., N); x: float32 (..., K); weight: float32 (N, K)",
     rest=_check_wants,
 )
-_linear_float32 = _cpu.define(
+_linear_float32 = _define.define(
     "linear_float32(Tensor x, Tensor weight, Tensor? bias, bool trains, bool records) -> Tensor",
     _either,
     _either_fake,

@@ -17,6 +17,7 @@ import torch
 from .. import _native
 from ..errors import BackendError
 from ..hardware import gpu_slug
+from ._dispatch import current_backend
 
 MEASURED = Path(__file__).parents[1] / "measured"
 # Smaller gains are within the noise of a measurement.
@@ -83,8 +84,6 @@ def _gains(gpu: str) -> dict[str, float]:
 
 def why_not_measured(what: str, device: torch.device) -> str | None:
     """None if the backend was asked for by name or a measurement on this kind of GPU shows a gain, else why not."""
-    from ._dispatch import current_backend
-
     if current_backend() == "cuda":
         return None
     if device.type != "cuda":

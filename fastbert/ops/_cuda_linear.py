@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _native, fp8, reference
 from ..wording import dtype_name
-from . import _cpu, _cublaslt, _cuda, _dispatch
+from . import _cublaslt, _cuda, _define, _dispatch
 from ._cublaslt import Epilogue, multiply
 from ._double_backward import differentiable, differentiable_by
 from ._gradients import gradients_of
@@ -52,7 +52,7 @@ def _forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> tuple[Tensor, Ten
     pre, hidden = (x.new_empty(rows.shape[0], w1.shape[0]) for _ in range(2))
     multiply(rows, w1, hidden, transposed=(False, True), epilogue=Epilogue.BIAS_GELU, bias=b1, aux=pre)
     out = multiply(hidden, w2, x.new_empty(rows.shape[0], w2.shape[0]), transposed=(False, True))
-    return _cpu.in_shape(out, (*x.shape[:-1], w2.shape[0])), pre, hidden
+    return _define.in_shape(out, (*x.shape[:-1], w2.shape[0])), pre, hidden
 
 
 def _forward_fake(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,13 +97,13 @@ def _gradient(_ctx, saved, dout: Tensor, *_):
     return tuple(_mlp_backward(dout, *others))
 
 
-_mlp_backward = _cpu.define(
+_mlp_backward = _define.define(
     "cublaslt_mlp_backward(Tensor dout, Tensor x, Tensor w1, Tensor w2, Tensor pre, Tensor hidden) -> Tensor[]",
     _backward,
     _backward_fake,
     key="CompositeExplicitAutograd",
 )
-_mlp = _cpu.define(
+_mlp = _define.define(
     "cublaslt_mlp(Tensor x, Tensor w1, Tensor b1, Tensor w2) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
@@ -130,7 +130,7 @@ def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = x.new_empty(rows.shape[0], weight.shape[0])
     multiply(rows, weight.contiguous(), out, transposed=(False, True), epilogue=Epilogue.BIAS, bias=bias.contiguous())
-    return _cpu.in_shape(out, (*x.shape[:-1], weight.shape[0]))
+    return _define.in_shape(out, (*x.shape[:-1], weight.shape[0]))
 
 
 def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -158,13 +158,13 @@ def _linear_gradient(_ctx, saved, dout: Tensor):
     return tuple(_linear_gradients(dout, *saved))
 
 
-_linear_gradients = _cpu.define(
+_linear_gradients = _define.define(
     "cublaslt_linear_backward(Tensor dout, Tensor x, Tensor weight) -> Tensor[]",
     _linear_backward,
     _linear_backward_fake,
     key="CompositeExplicitAutograd",
 )
-_linear = _cpu.define(
+_linear = _define.define(
     "cublaslt_linear(Tensor x, Tensor weight, Tensor bias) -> Tensor",
     _linear_forward,
     _linear_fake,

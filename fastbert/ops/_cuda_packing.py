@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _cpu, _cuda, _dispatch
+from . import _cuda, _define, _dispatch
 from .packing import read_mask_by_torch
 
 
@@ -60,7 +60,7 @@ def _gradient(ctx, dout: Tensor):
     return _gather_rows(dout, inverse, places), None, None
 
 
-_gather_rows = _cpu.define(
+_gather_rows = _define.define(
     "cuda_gather_rows(Tensor x, Tensor places, Tensor inverse) -> Tensor",
     _gather,
     _gather_fake,

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..rng import Dropout
 from ..wording import dtype_name
-from . import _cpu
+from . import _define, _dropout_schema
+from ._dispatch import current_backend
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # 3.2 cannot compile attention, and aborts the process in the optimisers' kernels.
@@ -28,7 +29,7 @@ _LEAST_TRITON = (3, 3)
 # Older GPUs have less shared memory than attention takes, and no bfloat16.
 _LEAST_CAPABILITY = 8
 # Registered for all devices: `accepts` has checked where the tensors are.
-define = partial(_cpu.define, key="CompositeExplicitAutograd")
+define = partial(_define.define, key="CompositeExplicitAutograd")
 
 
 # Triton runs its kernels in Python, on any device.
@@ -107,8 +108,6 @@ _known_gpu = cache(_why_not_gpu)
 
 def why_not_device(x: Tensor) -> str | None:
     """None if the tensor is on a device where Triton's kernels run, else the reason why not."""
-    from ._dispatch import current_backend
-
     if x.device.type == "cuda":
         return _why_not_gpu(x.device) if torch.compiler.is_compiling() else _known_gpu(x.device)
     if _INTERPRETING and current_backend() == "triton":
@@ -152,7 +151,7 @@ def random_arguments(dropout: Dropout | None, device: torch.device) -> tuple[Ten
         return None, 0, 0, 1.0
     if dropout.state is not None:
         return dropout.state.to(device, non_blocking=True), dropout.site, dropout.threshold, dropout.scale
-    _, seed, offset, site, _ = _cpu.dropout_arguments(dropout)
+    _, seed, offset, site, _ = _dropout_schema.arguments(dropout)
     if _state.cache_info().currsize > 64:
         _state.cache_clear()
     return _state(seed, offset, device), site, dropout.threshold, dropout.scale

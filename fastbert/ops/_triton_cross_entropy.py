@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _cpu, _dispatch, _triton, _triton_linear
+from . import _dispatch, _triton, _triton_linear, _watchers
 from ._double_backward import differentiable
 from .cross_entropy import backward_fake, gradient_again, reduced, setup_context
 
@@ -34,7 +34,7 @@ def _backward(
 def _gradient(ctx, saved, dloss: Tensor, _dlse):
     logits, labels, lse = saved
     width = None
-    if not (torch.compiler.is_compiling() or _cpu.is_watched()):
+    if not (torch.compiler.is_compiling() or _watchers.is_watched()):
         width = _triton_linear.filled_width(logits)
     if width is None:
         return _cross_entropy_backward(dloss, logits, labels, lse, ctx.ignore_index), None, None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..rng import Dropout
-from . import _cpu, _dispatch, _triton
+from . import _define, _dispatch, _triton
 
 
 def _forward(x, rng, site, threshold, scale, rows) -> Tensor:
@@ -14,7 +14,7 @@ def _forward(x, rng, site, threshold, scale, rows) -> Tensor:
 
     if rng is None:
         return x.clone()
-    return _cpu.in_shape(dropout.dropout(_triton.flat(x), rng, site, threshold, scale, rows), x.shape)
+    return _define.in_shape(dropout.dropout(_triton.flat(x), rng, site, threshold, scale, rows), x.shape)
 
 
 def _forward_fake(x, rng, site, threshold, scale, rows) -> Tensor:

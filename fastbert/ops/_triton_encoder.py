@@ -23,7 +23,7 @@ from torch import Tensor
 from .. import fp8, reference
 from ..rng import Dropout
 from ..wording import dtype_name
-from . import _cpu, _cuda, _dispatch, _graph_mode, _invariant, _triton, _triton_attention
+from . import _cuda, _dispatch, _graph_mode, _invariant, _triton, _triton_attention, _watchers
 from ._double_backward import differentiable
 from ._gradients import gradients_of
 from ._needed_gradients import needed_gradients
@@ -239,7 +239,7 @@ def _accepts(
         return "results that do not depend on the batch are computed op by op"
     if is_int8(layers):
         return "the Triton kernels take floating weights, got int8"
-    if torch.compiler.is_compiling() or _cpu.is_traced():
+    if torch.compiler.is_compiling() or _watchers.is_traced():
         return "a trace would miss the kernels"
     if fp8.is_in_use():
         return "in 8 bits each product has its own scales"

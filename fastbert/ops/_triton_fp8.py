@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import fp8
-from . import _cpu, _dispatch, _triton
+from . import _define, _dispatch, _triton
 from ._product_dtypes import product_dtype
 from .linear_fp8 import Casts, apply, eight_bits, multiply, transposed, without_graph
 
@@ -74,7 +74,7 @@ class _LayerNorm(torch.autograd.Function):
         ctx.dtypes = [None if t is None else t.dtype for t in (weight, bias, x_bias, residual)]
         ctx.mark_non_differentiable(data)
         ctx.set_materialize_grads(False)
-        return _cpu.in_shape(out, x.shape), data
+        return _define.in_shape(out, x.shape), data
 
     @staticmethod
     @without_graph
@@ -116,7 +116,7 @@ class _Mlp(torch.autograd.Function):
         out = multiply(hidden, own2, down.x.inverse, down.own.inverse, dtype, quick=True)
         ctx.save_for_backward(data, across1, across2, pre, hidden_across, bias1)
         ctx.sites, ctx.tanh, ctx.dtypes = (up, down), tanh, (x.dtype, weight1.dtype, bias1.dtype, weight2.dtype)
-        return _cpu.in_shape(out, (*x.shape[:-1], weight2.shape[0]))
+        return _define.in_shape(out, (*x.shape[:-1], weight2.shape[0]))
 
     @staticmethod
     @without_graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import _cpu, _dispatch, _triton
+from . import _define, _dispatch, _triton
 from ._double_backward import differentiable
 from .gelu import backward_fake, forward_fake, gradient_again, setup_context
 
@@ -12,7 +12,7 @@ from .gelu import backward_fake, forward_fake, gradient_again, setup_context
 def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     from ..triton_kernels import gelu
 
-    return _cpu.in_shape(gelu.gelu_forward(_triton.flat(x), bias, tanh), x.shape)
+    return _define.in_shape(gelu.gelu_forward(_triton.flat(x), bias, tanh), x.shape)
 
 
 def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:

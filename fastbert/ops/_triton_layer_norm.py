@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import fp8
 from ..rng import Dropout
-from . import _cpu, _dispatch, _triton, _triton_fp8
+from . import _define, _dispatch, _triton, _triton_fp8
 from ._gradients import LayerNormGradients
 from .layer_norm import gradient_by
 
@@ -21,7 +21,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale
     out, total, mean, rstd = kernels.layer_norm_forward(
         rows, weight, bias, eps, x_bias, other, rng, site, threshold, scale, save, numbers=numbers
     )
-    return _cpu.in_shape(out, x.shape), total, mean, rstd
+    return _define.in_shape(out, x.shape), total, mean, rstd
 
 
 def _forward_fake(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, numbers, save):

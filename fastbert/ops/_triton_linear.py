@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import reference
-from . import _cpu, _dispatch, _triton
+from . import _dispatch, _triton, _watchers
 from ._double_backward import differentiable_by
 from ._needed_gradients import needed_gradients
 from ._product_dtypes import product_dtype
@@ -73,7 +73,7 @@ class _Filled(torch.autograd.Function):
         ctx.like = x.shape, x.dtype, weight.dtype, None if bias is None else bias.dtype
         out = F.linear(rows, wide, None if bias is None else filled(bias))
         out = out.view(*x.shape[:-1], len(wide))[..., :features]
-        if _cpu.has_dispatch_mode():  # which may not know what memory is set to
+        if _watchers.has_dispatch_mode():  # which may not know what memory is set to
             return out
         # Not the view itself: autograd would forbid the caller to write to the result in place.
         return out.new_empty(0).set_(out.untyped_storage(), out.storage_offset(), out.shape, out.stride())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import fp8, reference
 from ..errors import InputError
-from . import _cpu, _dispatch, _double_backward, _triton
+from . import _define, _dispatch, _double_backward, _triton
 from ._product_dtypes import product_dtype
 
 
@@ -130,7 +130,7 @@ class _LinearFp8(torch.autograd.Function):
         ctx.site, ctx.casts, ctx.dtypes = site, casts, (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.x_inverse = getattr(data, "fastbert_inverse", site.x.inverse)
         out = multiply(data, own, ctx.x_inverse, site.own.inverse, dtype, bias, quick=True)
-        return _cpu.in_shape(out, (*x.shape[:-1], weight.shape[0]))
+        return _define.in_shape(out, (*x.shape[:-1], weight.shape[0]))
 
     @staticmethod
     @without_graph

@@ -5,18 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _native
+from .. import _native, transforms
 from ..ops import _cpu, _dispatch, _few_rows
 from ..wording import dtype_name
 from .base import Batch
 from .rates import rates
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
 
 def _why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> str | None:
     # Checked first: the memory of a DTensor or of a sparse tensor is not what its shape says.
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in transforms.PLAIN_TENSORS:
         return f"the CPU kernels take plain tensors, got a {type(tensor).__name__}"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return f"the CPU kernels take dense CPU tensors, got one on {tensor.device} ({tensor.layout})"

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from .. import transforms
 from ..errors import BackendError
 from ..ops import _dispatch, _triton
 from .base import Batch
 from .device import Outcome, Rows, is_capturing
 from .rates import is_corrected, lr_scale, rates
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
 
 def _plain(tensor: Tensor) -> str | None:
     # Checked first: the memory of a DTensor or of a sparse tensor is not what its shape says.
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+    if type(tensor) not in transforms.PLAIN_TENSORS or tensor.layout is not torch.strided:
         return f"the Triton kernels take plain dense tensors, got a {type(tensor).__name__} ({tensor.layout})"
     return _triton.why_not(tensor)
 

@@ -17,7 +17,7 @@ from levels import ALL_LEVELS, TILES, at_level
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
-from fastbert.ops import _cpu
+from fastbert.ops import _dropout_schema
 from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -153,7 +153,7 @@ def test_tiles_go_on_from_another_levels_forward(p, causal):
     vectors = [level for level in ALL_LEVELS if not level.startswith("amx")][-1]
     native, before = _native.extension(), _native.isa()
     place = (bounds_of(ODD), max(ODD), 64**-0.5, causal)
-    rest = _cpu.dropout_arguments(options["dropout"])
+    rest = _dropout_schema.arguments(options["dropout"])
     found = []
     try:
         for level in (vectors, TILES):

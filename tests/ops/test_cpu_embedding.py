@@ -10,7 +10,7 @@ from levels import LEVELS, Guarded, at_level, threads
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
-from fastbert.ops import _cpu
+from fastbert.ops import _cpu, _dropout_schema
 from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -173,7 +173,7 @@ def test_nothing_is_written_beside_the_results(level, columns, dtype):
     ids, guarded = ids_of(37, 11, 8), Guarded()
     leaves = [guarded(t.to(dtype) if i < 3 else t) for i, t in enumerate(tables_of(11, 8, columns))]
     ids = [guarded(i) for i in ids]
-    native, dropout = _native.extension(), _cpu.native_dropout(*_cpu.dropout_arguments(DROPOUT))
+    native, dropout = _native.extension(), _cpu.native_dropout(*_dropout_schema.arguments(DROPOUT))
     out, dout = (guarded(torch.randn(37, columns).to(dtype)) for _ in range(2))
     sums = [guarded(torch.zeros(37, columns)), guarded(torch.zeros(37)), guarded(torch.zeros(37))]
     sums = [t.data_ptr() for t in sums]

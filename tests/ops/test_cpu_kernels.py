@@ -12,7 +12,7 @@ from numbered_rows import check_numbered_rows
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
-from fastbert.ops import _cpu
+from fastbert.ops import _cpu, _dropout_schema
 from fastbert.ops._cpu_dropout import keep_mask
 from fastbert.rng import Dropout
 
@@ -237,7 +237,7 @@ def test_cross_entropy_at_the_ends(level):
 @pytest.mark.parametrize("columns", [1, 13, 24, 100])
 def test_nothing_is_written_beside_the_results(level, columns, dtype):
     rows, native, guarded = 5, _native.extension(), Guarded()
-    dropout, code = _cpu.native_dropout(*_cpu.dropout_arguments(DROPOUT)), _cpu.code_of(dtype)
+    dropout, code = _cpu.native_dropout(*_dropout_schema.arguments(DROPOUT)), _cpu.code_of(dtype)
     x, residual, dout = (torch.randn(rows, columns).to(dtype) for _ in range(3))
     weight, bias, dloss = torch.randn(columns), torch.randn(columns), torch.randn(rows)
     labels, row_numbers, results = torch.arange(rows) % columns, torch.arange(rows), []

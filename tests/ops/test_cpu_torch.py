@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import _native, ops, reference
-from fastbert.ops import _cpu, _cpu_linear
+from fastbert.ops import _cpu_linear, _define, _watchers
 from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -113,14 +113,14 @@ class _Tagged(torch.Tensor):
 
 @pytest.fixture(scope="module")
 def probe():
-    """A new op, x + 1, and whether each call of its kernel was another's than that of `_cpu` itself."""
+    """A new op, x + 1, and whether each call of its kernel was another's than that of `_define` itself."""
     reached = []
 
     def kernel(x):
-        reached.append(sys._getframe(1).f_code.co_filename != _cpu.__file__)
+        reached.append(sys._getframe(1).f_code.co_filename != _define.__file__)
         return x + 1
 
-    op = _cpu.define(
+    op = _define.define(
         "probe_of_tests(Tensor x) -> Tensor", kernel, torch.empty_like, backward=lambda ctx, dout: dout.clone()
     )
     return op, reached
@@ -161,7 +161,7 @@ def test_other_tensors_transforms_and_compilers_see_the_op(probe):
     assert reached == [True]
     with FakeTensorMode():
         assert isinstance(op(torch.ones(3)), FakeTensor)
-    torch.func.vmap(lambda x: reached.append(_cpu.is_watched()) or x)(torch.ones(3))
+    torch.func.vmap(lambda x: reached.append(_watchers.is_watched()) or x)(torch.ones(3))
     graph = make_fx(op)(torch.ones(3)).graph
     assert "fastbert.probe_of_tests.default" in str(graph)
     assert reached == [True, True, True]

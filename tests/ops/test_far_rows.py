@@ -16,7 +16,7 @@ from gemm_calls import CODE, DTYPES, gemm, pack
 from levels import ALL_LEVELS, INT8_LEVELS, LEVELS, at_level
 
 from fastbert import _native, ops
-from fastbert.ops import _cpu
+from fastbert.ops import _cpu, _dropout_schema
 
 pytestmark = [
     pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing())),
@@ -101,7 +101,7 @@ def test_packing(level, dtype):
 def test_attention(level, dtype):
     q, k, v, dout = torch.randn(4, ROWS, 16).to(dtype).unbind()
     bounds, found, extension = torch.tensor([0, 40, ROWS], dtype=torch.int32), [], _native.extension()
-    no_dropout = _cpu.native_dropout(*_cpu.dropout_arguments(None))
+    no_dropout = _cpu.native_dropout(*_dropout_schema.arguments(None))
     for place in (near, far):
         given, lse = [place(t) for t in (q, k, v, dout)], torch.empty(1, ROWS)
         out, *gradients = (place(torch.zeros(ROWS, 16, dtype=dtype)) for _ in range(4))
