@@ -1,4 +1,7 @@
-"""What was found on this machine, which backend serves each op, and why the others do not."""
+"""What was found on this machine, which backend serves each op, and why the others do not.
+
+setup.py runs this file alone, so the package's other modules are imported where they are needed.
+"""
 
 from __future__ import annotations
 

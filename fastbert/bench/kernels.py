@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import ops, reference
+from .. import _native, ops, reference
 from ..packing import cu_seqlens_from_lengths
 from ..rng import Dropout
 from .shapes import ATTENTION_SHAPES, LAYER_SHAPES, LOSS_SHAPES, PRODUCT_SHAPES
@@ -258,7 +258,6 @@ def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: dict[str, float]
 
 def run(rounds: int, threads: int, quick: bool, say: Callable[[str], None]) -> list[dict]:
     """Measures all cases, a row each; ``quick`` only the first shape of each op, in float32."""
-    from .. import _native
     from .peers.probe import Probe, peaks
 
     torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import hardware
+from .. import _native, hardware
 from .._environment import commit
 from ..files import write_whole
 from .session import Row, Session
@@ -40,7 +40,7 @@ def _version(name: str) -> str | None:
 
 def header(command: str, threads: int, preload: str | None) -> dict:
     """The machine, the time and the versions of a run."""
-    from .. import __version__, _native
+    from .. import __version__
 
     return {
         "format": FORMAT,

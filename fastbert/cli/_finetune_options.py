@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
@@ -99,8 +100,6 @@ _IN_PLACE_OF = (
 def defaults(argv: Sequence[str]) -> Finetune | None:
     """The options in the file of --config, and those of the paper's recipe for the task, all of which the command line
     may override; None if there are neither."""
-    import tyro
-
     path = value_of("--config", argv)
     values, tasks = {}, RECIPES
     if path:  # an empty one is refused later, with all paths

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from .. import hardware
 from ..errors import InputError
+from ..files import write_whole
 from ..wording import listed
 from ._options import command_line
 from ._paths import InputPath, OutputPath
@@ -83,8 +85,6 @@ def run(args: Bench) -> None:
     if args.what == "report":
         _report(args)
         return
-    from .. import hardware
-
     for name in ("threads", "rounds"):
         value = getattr(args, name)
         if value is not None and not 1 <= value <= hardware.MOST_PROCESSES:
@@ -97,11 +97,9 @@ def run(args: Bench) -> None:
 def _measure(args: Bench) -> None:
     from rich.console import Console
 
-    from .. import hardware
     from ..bench import plot, results, table
     from ..bench.run import KINDS, Request
     from ..bench.run import run as run_bench
-    from ..files import write_whole
     from ..result_files import check_writable
 
     check_writable(args.out / "bench.json")

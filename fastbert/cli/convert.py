@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -32,8 +33,6 @@ class Convert:
 
 def run(args: Convert) -> None:
     """Converts the model; prints the tensors that were not used on stderr, and the path on stdout."""
-    import sys
-
     from ..interop.convert import convert
     from ..signals import removed_on_sigterm
     from ..tasks.trained import model_directory

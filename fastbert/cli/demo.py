@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -34,8 +35,6 @@ class Demo:
 
 def run(args: Demo) -> None:
     """Runs the demo, prints its figures and writes the report."""
-    import time
-
     began = time.monotonic()
     from ..demo.page import write_page
     from ..demo.run import run_demo

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ..errors import DataError
 from ._paths import InputPath, OutputPath
 
 
@@ -49,7 +50,6 @@ def run(args: Encode) -> None:
     """Streams the file through the sentence encoder; the result is written atomically."""
     from .. import SentenceEncoder
     from ..data.chunks import windows
-    from ..errors import DataError
     from ..result_files import check_writable, write_npy
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called

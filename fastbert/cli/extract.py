@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from .. import hardware
 from ..errors import DataError, InputError
 from ._paths import InputPath, OutputPath
 
@@ -57,7 +58,7 @@ class Extract:
 
 def run(args: Extract) -> None:
     """Streams the file through the model; results are written atomically."""
-    from .. import hardware, load_tokenizer
+    from .. import load_tokenizer
     from ..data.tokenizer import warn_if_larger
     from ..models.encoders import load_encoder
     from ..result_files import check_writable

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ..errors import DataError, InputError
 from ._options import refuse_given
 from ._paths import InputPath
 
@@ -42,7 +43,6 @@ def run(args: FillMask) -> None:
     """Fills every mask of every text."""
     from .. import BertForMaskedLM, load_tokenizer
     from ..data.tokenizer import warn_if_larger
-    from ..errors import DataError, InputError
     from ..tasks.column import texts_of
     from ..tasks.fill_mask import fill_mask, token_ids
     from ..tasks.trained import load_trained, model_directory

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import InputError
 from ._finetune_options import Finetune, check_options, defaults, refuse_idle
 
 if TYPE_CHECKING:
@@ -15,10 +18,6 @@ __all__ = ["Finetune", "defaults", "run"]
 
 def run(args: Finetune) -> None:
     """Fine-tunes in this process, or in those of torchrun or deepspeed, of which the first prints and writes."""
-    import contextlib
-    import os
-
-    from ..errors import InputError
     from ..tasks.world import deepspeed_of
     from ..train import distributed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -79,8 +79,6 @@ def run(args: Prepare) -> None:
 
 def _default_shares(directory: Path) -> str:
     """The realised shares of masks and pairs, with the default options, in the first shard of the training split."""
-    from dataclasses import replace
-
     from ..data.pretraining import PretrainingData, SampleConfig, realised_shares
     from ..data.shards import ShardSet
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ..errors import InputError
+from ..hardware import MOST_PROCESSES
 from ..wording import counted
 from ._options import command_line
 from ._paths import InputPath, OutputPath
@@ -52,8 +55,6 @@ class Study:
 
 def run(args: Study) -> None:
     """Runs the studies and writes their reports, or prints their plan."""
-    from ..errors import InputError
-    from ..hardware import MOST_PROCESSES
     from ..study import spec
 
     if not args.names:
@@ -84,7 +85,6 @@ def run(args: Study) -> None:
 
 def _read(args: Study) -> list:
     """The studies to run. Raises InputError if two would have the same report."""
-    from ..errors import InputError
     from ..study import spec
 
     paths = [spec.find(name) for name in (spec.names() if args.names == ("all",) else args.names)]
@@ -116,8 +116,6 @@ def _report(args: Study, study) -> Path:
 
 def _run(args: Study, work) -> None:
     """Runs one study and writes its report."""
-    import sys
-
     from ..study import page, results, senses
     from ..study import run as runner
     from ._progress import progress

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ..errors import InputError
 from ._paths import InputPath, OutputPath
 
 OWNERS = ("config.json", "bert_config.json", "manifest.json")
@@ -80,7 +81,6 @@ def run(args: Vocab) -> None:
 
 def _check_target(out: Path, vocab: Path, read: Sequence[Path]) -> None:
     """Raises InputError if ``out`` is not what its name says, or if ``vocab`` must not be replaced."""
-    from ..errors import InputError
     from ..result_files import check_writable
 
     to_file = out == vocab

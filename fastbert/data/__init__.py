@@ -1,7 +1,8 @@
 """Text to packed batches: corpus readers, tokenizers, shards, sentence pairs, masking, the loader.
 
 prepare                                        text files to a directory of token shards: start here
-corpus, corpus_forms, builtin_corpus           documents: of files, of published forms, of Python's documentation
+corpus, corpus_rows, corpus_forms              documents: of files, of rows with columns, of published forms
+builtin_corpus                                 documents of Python's own documentation
 sentences, chunks                              where a sentence ends; texts in bounded chunks
 tokenizer                                      loads, trains and saves tokenizers, in the formats of
 vocab_files, tokenizer_json, bpe               vocab.txt, tokenizer.json, vocab.json with merges.txt

@@ -10,7 +10,7 @@ Batches are a pure function of (seed, epoch, budget), and each sample comes once
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
@@ -287,18 +287,3 @@ def _members(packs: list[Packs], lengths: np.ndarray, draw: np.random.Generator)
 def _round_up(number: int) -> int:
     """Rounds up to a multiple of 8, with a margin for later epochs."""
     return -(-(number + number // 64 + 1) // 8) * 8
-
-
-def real(batch: PackedBatch) -> PackedBatch:
-    """A batch without the padding of `fill_up`; any other batch as it is."""
-    if not isinstance(batch, StaticBatch):
-        return batch
-    given = {f.name: getattr(batch, f.name) for f in fields(PackedBatch)}
-    tokens = {name: given[name][: batch.real_tokens] for name in ("input_ids", "token_type_ids", "position_ids")}
-    labels = {}
-    if batch.mlm_labels is not None:
-        labels = {name: given[name][: batch.real_labels] for name in ("mlm_positions", "mlm_labels")}
-    nsp = None if batch.nsp_labels is None else batch.nsp_labels[: batch.real_sequences]
-    bounds = given["cu_seqlens"][: batch.real_sequences + 1]
-    plain = PackedBatch(**given | tokens | labels | {"cu_seqlens": bounds, "nsp_labels": nsp})
-    return replace(plain, max_seqlen=int(bounds.diff().max()) if batch.real_sequences else 0)

@@ -7,10 +7,8 @@ the global order, and it may have another number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
-
-import numpy as np
 
 Place = tuple[int, int]
 """(epoch, batch index): the batch that comes next. The index may be one past the epoch's last."""
@@ -40,17 +38,3 @@ def after(batches_in: Callable[[int], int], start: Place, count: int) -> Place:
     """The place of a run ``count`` >= 1 batches, over all ranks, after ``start``."""
     epoch, index = next(islice(_all(batches_in, start), count - 1, None))
     return epoch, index + 1
-
-
-def balance(tokens: Sequence[int], world_size: int) -> tuple[float, float]:
-    """The load imbalance when batches of these sizes are dealt out: the tokens of the rank that has most, divided by
-    the mean over ranks.
-
-    Returns:
-        the ratio over all steps together, and the mean of the ratios of single steps, in which all ranks wait for the
-        largest batch.
-    """
-    steps = len(tokens) // world_size
-    dealt = np.asarray(tokens[: steps * world_size], dtype=np.float64).reshape(steps, world_size)
-    whole = dealt.sum(0)
-    return float(whole.max() / whole.mean()), float((dealt.max(1) / dealt.mean(1)).mean())

@@ -16,7 +16,7 @@ from ..files import check_new
 from ..weights import saving
 from ..weights.reading import PICKLE
 from ..wording import dtype_name
-from .convert_sentence import heads_of, parts_beside
+from .convert_sentence import heads_of, parts_beside, write_sentence_transformers
 from .convert_source import Source, check_there, read_model
 from .convert_tensorflow import write_tensorflow
 
@@ -68,8 +68,6 @@ def _writer(to: str) -> Callable[..., None]:
 
         return write_onnx
     if to == "sentence-transformers":
-        from .convert_sentence import write_sentence_transformers
-
         return write_sentence_transformers
     return {"safetensors": _write_safetensors, "pickle": _write_pickle, "tf1": write_tensorflow}[to]
 

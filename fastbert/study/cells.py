@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import hardware
+from ..data.tokenizer import load_tokenizer
 from ..errors import InputError
+from ..hardware import default_device
 from ..result_files import write_json
 from ..tasks.config import NEUTRAL, TaskOptions
 from . import keys, locks, pretrained
@@ -82,7 +84,6 @@ class Cell:
 
 def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:
     """The cell of a row and a column. Raises InputError if a file is missing."""
-    from ..hardware import default_device
     from ..tasks import beside
     from ..train.precision import float32_products
 
@@ -189,7 +190,6 @@ def compute(cell: Cell) -> dict:
 def _compute(cell: Cell) -> dict:
     import torch
 
-    from ..data.tokenizer import load_tokenizer
     from ..tasks.finetune import finetune
     from ..weights.loading import warnings_held
     from .machine import Clock, made_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .cells import Cell
+from .cells import Cell, rows_of
 from .definition import named
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def check(cell: Cell) -> None:
 def check_lengths(cell: Cell, tokenizer: Tokenizer) -> None:
     """Raises InputError if a row does not fit into max_seqlen (a long question of SQuAD, a pair for a GPT)."""
     from ..train.model_and_data import model_settings
-    from .cells import rows_of
 
     config, settings = cell.task.config(cell.seed), None
     task, *parts = rows_of(cell)

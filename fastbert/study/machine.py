@@ -7,6 +7,8 @@ import functools
 import platform
 import time
 
+from .. import hardware
+
 
 class Clock:
     """Measures time from its creation on."""
@@ -21,7 +23,7 @@ class Clock:
 
 @functools.cache
 def _here() -> tuple:
-    from .. import __version__, _environment, _native, hardware
+    from .. import __version__, _environment, _native
 
     isa = _native.isa() or f"none: {_native.why_missing()}"
     return __version__, _environment.commit(), hardware.processor_name(), hardware.num_cores(), isa

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..data.tokenizer import load_tokenizer
 from ..train import phases
 from ..train import plan as of_run
-from ..train.model_and_data import open_data
+from ..train.config import PretrainConfig
+from ..train.model_and_data import model_settings, open_data
 from ..wording import counted, duration
 from . import cells
 from .cells import Cell
@@ -134,8 +137,6 @@ def _data(config):
 
 @functools.lru_cache(maxsize=8)
 def _open(directory: str, samples):
-    from ..train.config import PretrainConfig
-
     return open_data(PretrainConfig(data=directory, samples=samples))
 
 
@@ -171,7 +172,6 @@ def _tokens(cell: Cell, data: Path) -> tuple[int, int]:
 
 def _lstm_sizes(cell: Cell) -> tuple[int, int]:
     """The size of a feature vector, and the units of the BiLSTM in each direction."""
-    from ..train.model_and_data import model_settings
     from ..train.word2vec import Word2VecConfig
 
     static = cell.model.static
@@ -186,8 +186,6 @@ def _lstm_sizes(cell: Cell) -> tuple[int, int]:
 @functools.cache
 def _lstm_rate(width: int, units: int) -> float:
     """The tokens a second of a training step of the tagger's BiLSTM, with sentences of 16 words."""
-    import torch
-
     lstm = torch.nn.LSTM(width, units, num_layers=2, bidirectional=True)
     batch = torch.randn(16, 32, width)
     lstm(batch)[0].sum().backward()

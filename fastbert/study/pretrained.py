@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import DataError, InputError
 from ..files import whole_directory
+from ..options import fitted_options
 from ..result_files import write_json
 from ..train.config import PretrainConfig
 from . import corpus, keys, locks
@@ -276,7 +277,6 @@ def _train_static(model: Wanted) -> dict:
 
 def _word2vec(config: PretrainConfig, values: dict, where: str):
     """A row's options of word2vec. Raises InputError for an invalid one."""
-    from ..options import fitted_options
     from ..train.word2vec import Word2VecConfig
 
     if "seed" in values:

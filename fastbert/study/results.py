@@ -12,7 +12,9 @@ from ..wording import in_utf8
 from . import compare
 from .cells import Cell
 from .compare import Figure
+from .corpus import unigram_loss
 from .definition import PERPLEXITY, RowSpec, Study, TaskSpec, predicts_words
+from .pretrained import digest_at, step_at
 from .run import Work
 
 
@@ -23,7 +25,6 @@ def collect(work: Work, command: str) -> dict:
         strict JSON; everything that depends on time or on the machine is under "measured", the rest is the same in
         every run.
     """
-    from .corpus import unigram_loss
     from .machine import description
 
     study = work.study
@@ -71,8 +72,6 @@ def scaled(task: TaskSpec, value: float) -> float:
 
 def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     """A row's pre-training over its seeds, at the step where its model is taken."""
-    from .pretrained import digest_at, step_at
-
     found = [models[row.name, seed] for seed in study.seeds]
     wanted = [work.model_of[row.name, seed] for seed in study.seeds]
     config = wanted[0].config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+import multiprocessing
 import os
 import queue
 import signal
@@ -19,7 +20,7 @@ from ..errors import DataError
 from ..processes import obey_the_parent
 from ..signals import held_signals, removed_on_sigterm
 from ..wording import counted
-from . import cells, fits, pretrained
+from . import cells, corpus, fits, pretrained
 from .cells import Cell
 from .definition import Study, predicts_words
 from .pretrained import Wanted
@@ -57,8 +58,6 @@ def work_of(study: Study, cache: Path) -> Work:
     Raises:
         InputError, DataError: a file or an option is not valid.
     """
-    from . import corpus
-
     cache = cache.resolve()
     for row, task in itertools.product(study.rows, study.tasks):
         asked = study.task_of(row, task)
@@ -185,8 +184,6 @@ def _in_turn(left: _Left, begun: Callable[[Wanted | Cell], None], told: Callable
 def _side_by_side(
     left: _Left, jobs: int, threads: int, begun: Callable[[Wanted | Cell], None], told: Callable[[str], None]
 ) -> None:
-    import multiprocessing
-
     context = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not survive a fork
     numbers, started = context.Queue(), context.Queue()
     ends = context.RawValue("b", 0)  # without a lock, which a killed process would keep

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import hardware
+from ..data.tokenizer import load_tokenizer
 from . import polysemy
+from .pretrained import check_weights, step_at
 from .run import Work
 
 
@@ -19,9 +21,7 @@ def measure(work: Work, out: Path) -> dict:
     Raises:
         DataError: weights in the cache are not those that a pre-training wrote.
     """
-    from ..data.tokenizer import load_tokenizer
     from ..models.encoders import load_encoder
-    from .pretrained import check_weights, step_at
 
     study = work.study
     first = study.seeds[0]

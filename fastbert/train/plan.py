@@ -16,8 +16,10 @@ from ..model_config import ModelConfig
 from . import flops, phases, scale
 from .batch_source import BatchSource, of_phase
 from .config import PretrainConfig
+from .console import Console
 from .distributed import World
 from .engines import deepspeed_config
+from .loop import PretrainLoop
 from .model_and_data import build_model, model_settings
 from .phases import RunPhase
 from .plan_memory import Memory, activation_bytes, state_bytes
@@ -263,9 +265,6 @@ class _Planner:
 
 def _measured_rate(config: PretrainConfig, data: PretrainingData, phase: RunPhase, device: torch.device) -> float:
     """Tokens per second in a few steps with the run's data, model and optimiser; nothing is written."""
-    from .console import Console
-    from .loop import PretrainLoop
-
     own = of_phase(data, phase)
     once = replace(
         config, steps=10**6, epochs=None, max_minutes=None, phases=(), token_budget=phase.token_budget,

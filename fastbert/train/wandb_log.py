@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 from ..errors import CheckpointError, InputError
@@ -61,7 +62,5 @@ def _id(directory: Path) -> str:
     """The run's id on Weights & Biases, the same for every process that continues the run."""
     path = directory / "wandb-id"
     if not path.exists():
-        import uuid
-
         write_whole(path, uuid.uuid4().hex[:16] + "\n", CheckpointError)  # half an id would be another run's
     return path.read_text().strip()

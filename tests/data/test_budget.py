@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from static_batches import real
 
 from fastbert import PackedBatch
-from fastbert.data.budget import BatchShape, BudgetData, _round_up, fill_up, real
+from fastbert.data.budget import BatchShape, BudgetData, _round_up, fill_up
 from fastbert.data.config import SampleConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData

@@ -95,8 +95,17 @@ def test_each_sample_once_over_all_ranks_and_nobody_starves(tmp_path, world_size
     assert min(counts) > 10
 
 
+def balance(tokens: list[int], world_size: int) -> tuple[float, float]:
+    """The load imbalance when batches of these sizes are dealt out: the tokens of the rank that has most, divided by
+    the mean over ranks; of all steps together, and the mean over single steps, in which all wait for the largest."""
+    steps = len(tokens) // world_size
+    dealt = np.asarray(tokens[: steps * world_size], dtype=np.float64).reshape(steps, world_size)
+    whole = dealt.sum(0)
+    return float(whole.max() / whole.mean()), float((dealt.max(1) / dealt.mean(1)).mean())
+
+
 def test_balance_by_hand():
-    whole, step = ranks.balance([10, 8, 6, 8, 99], 2)  # ranks have 16 and 16; steps are 10 to 9 and 8 to 7
+    whole, step = balance([10, 8, 6, 8, 99], 2)  # ranks have 16 and 16; steps are 10 to 9 and 8 to 7
     assert whole == 1.0
     assert step == pytest.approx((10 / 9 + 8 / 7) / 2)
 
@@ -106,8 +115,8 @@ def test_ranks_have_the_same_amount_of_work(tmp_path, world_size):
     """Over an epoch within 1 % as batches come; packed to the budget, in each step too."""
     data = PretrainingData(write(tmp_path, 1000, 1 << 20), SampleConfig(max_seqlen=128))
     lengths = data.lengths(0)
-    whole, step = ranks.balance([int(lengths[ids].sum()) for ids in data.batches(0, 4096)], world_size)
-    packed_whole, packed_step = ranks.balance(
+    whole, step = balance([int(lengths[ids].sum()) for ids in data.batches(0, 4096)], world_size)
+    packed_whole, packed_step = balance(
         [int(lengths[ids].sum()) for ids in BudgetData(data, 4096).batches(0)], world_size
     )
     print(f"{world_size} ranks: {whole:.4f} and {step:.4f} a step; packed {packed_whole:.4f} and {packed_step:.4f}")

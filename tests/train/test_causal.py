@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from pretraining_runs import assert_same_run
+from static_batches import real
 
 from fastbert import BertConfig, BertForPreTraining, GPTForPreTraining
-from fastbert.data.budget import BudgetData, real
+from fastbert.data.budget import BudgetData
 from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData, next_tokens, realised_shares
 from fastbert.data.shards import ShardSet

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pretraining_runs import assert_same_run, checkpoint_of, stop_after
+from static_batches import real
 
 from fastbert import BertConfig, BertForPreTraining, optim
-from fastbert.data.budget import BudgetData, real
+from fastbert.data.budget import BudgetData
 from fastbert.data.config import SampleConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet

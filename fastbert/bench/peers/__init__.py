@@ -1,8 +1,9 @@
-"""One file per library, with `Adapter` classes that load the model and run a batch."""
+"""One file per library, with `Adapter` classes that load the model and run a batch; `probe` measures the machine."""
 
 from __future__ import annotations
 
 import abc
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,5 @@ class PaddedInference(Adapter):
 
 def load(path: str) -> type[Adapter]:
     """The class named "package.module:Class"; a module that begins with a dot is of this package."""
-    import importlib
-
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module, __name__), name)

@@ -1,4 +1,9 @@
-"""The engines that run a training step, one per file, all with the interface of `fastbert.train.engine.LocalEngine`."""
+"""The engines that run a training step, one per file, all with the interface of `fastbert.train.engine.LocalEngine`.
+
+ddp                             torch's DistributedDataParallel
+zero                            DeepSpeed
+deepspeed_config, universal     its configuration, and its checkpoints for any number of ranks
+"""
 
 from __future__ import annotations
 
