@@ -28,6 +28,7 @@ from fastbert.models import BertForPreTraining
 from fastbert.train.config import PretrainConfig
 from fastbert.train.evaluation import evaluate
 from fastbert.train.pretrain import pretrain
+from fastbert.wording import markdown_table
 
 PRECISIONS = ("fp32", "bf16", "fp8")
 _LAST = 50  # steps whose mean loss is that of the end
@@ -70,18 +71,19 @@ def table(rows: list[dict]) -> str:
     names = {"train": "training loss", "mlm_loss": "held-out MLM loss", "mlm_acc": "held-out MLM accuracy"}
     exact = {row["seed"]: row for row in rows if row["precision"] == "fp32"}
     heads = [part for name in names.values() for part in (name, "largest distance from fp32")]
-    lines = ["| precision | " + " | ".join(heads) + " | skipped steps |", "|---" * (len(heads) + 2) + "|"]
+    lines = []
     for precision in PRECISIONS:
         own = [row for row in rows if row["precision"] == precision]
         cells = []
         for name in names:
             far = max((abs(row[name] - exact[row["seed"]][name]) for row in own), default=0.0)
             cells += [f"{statistics.mean(row[name] for row in own):.4f}", f"{far:.4f}" if precision != "fp32" else ""]
-        lines.append(f"| {precision} | {' | '.join(cells)} | {sum(row['skipped'] for row in own)} |")
+        lines.append((precision, *cells, sum(row["skipped"] for row in own)))
     spread = max(r["mlm_loss"] for r in exact.values()) - min(r["mlm_loss"] for r in exact.values())
     unigram = statistics.mean(row["unigram_entropy"] for row in exact.values())
+    shown = markdown_table(("precision", *heads, "skipped steps"), lines)
     return "\n".join(
-        [*lines, "", f"fp32's own seeds lie {spread:.4f} apart in held-out MLM loss; unigram entropy {unigram:.4f}."]
+        [*shown, "", f"fp32's own seeds lie {spread:.4f} apart in held-out MLM loss; unigram entropy {unigram:.4f}."]
     )
 
 

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fastbert.bench import models, workloads
 from fastbert.bench.peers.fastbert_ import Training
+from fastbert.wording import markdown_table
 
 # Operators by what they are for; the first that a name holds decides.
 GROUPS = (
@@ -59,9 +60,9 @@ def main() -> None:
     for event in profiled.key_averages():
         times[group(event.key)] = times.get(group(event.key), 0.0) + event.self_cpu_time_total
     print(f"{options.workload}, {options.model}, {options.dtype}, {options.threads} threads, {options.steps} steps")
-    print("| | share |\n|---|---:|")
-    for title, time in sorted(times.items(), key=lambda item: -item[1]):
-        print(f"| {title} | {time / sum(times.values()):.1%} |")
+    ordered = sorted(times.items(), key=lambda item: -item[1])
+    shares = [(title, f"{time / sum(times.values()):.1%}") for title, time in ordered]
+    print(*markdown_table(("", "share"), shares, right=[1]), sep="\n")
 
 
 if __name__ == "__main__":

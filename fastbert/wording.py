@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +25,15 @@ def figure(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> list[str]:
+    """The lines of a table in Markdown; ``right`` has the numbers of the columns that are aligned to the right."""
+    right = set(right)
+    dashes = "".join("---:|" if number in right else "---|" for number in range(len(header)))
+    escaped = [[str(cell).replace("|", r"\|") for cell in row] for row in (header, *rows)]
+    first, *rest = (f"| {' | '.join(row)} |" for row in escaped)
+    return [first, f"|{dashes}", *rest]
 
 
 def duration(seconds: float) -> str:

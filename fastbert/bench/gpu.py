@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import DataError, InputError
 from ..files import write_whole
 from ..hardware import gpu_slug
+from ..wording import markdown_table
 from .results import write_document
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -71,8 +72,8 @@ def render(document: dict) -> str:
         lines += ["", *_profiles(profiles)]
     checks = [row for name, row in rows.items() if name.startswith("check ")]
     if checks:
-        lines += ["", "| check | result |", "|---|---|"]
-        lines += [f"| {row['name'].removeprefix('check ')} | {_verdict(row)} |" for row in checks]
+        results = [(row["name"].removeprefix("check "), _verdict(row)) for row in checks]
+        lines += ["", *markdown_table(("check", "result"), results)]
     return "\n".join(lines)
 
 
@@ -115,23 +116,20 @@ def _profiles(rows: list[dict]) -> list[str]:
             of_row[next(group for group, words in _GROUPS.items() if any(w in name.lower() for w in words))] += taken
         sums.append(of_row | {"between kernels": row["ms"] - row["busy ms"], "a step": row["ms"]})
     names = [row["name"].removeprefix("profile ") for row in rows]
-    lines = [f"| ms of a step | {' | '.join(names)} |", "|---" * (len(rows) + 1) + "|"]
-    for group in sums[0]:
-        if any(of_row[group] > 0.005 for of_row in sums):
-            lines.append(f"| {group} | {' | '.join(f'{of_row[group]:.2f}' for of_row in sums)} |")
-    return lines
+    shown = [group for group in sums[0] if any(of_row[group] > 0.005 for of_row in sums)]
+    cells = [(group, *(f"{of_row[group]:.2f}" for of_row in sums)) for group in shown]
+    return markdown_table(("ms of a step", *names), cells)
 
 
 def _table(part: str, rows: list[dict], columns: tuple[str, ...]) -> list[str]:
     used = [name for name in columns if any(row.get(name) is not None for row in rows)]
-    lines = [f"| {part} | {' | '.join(used)} |", "|---" * (len(used) + 1) + "|"]
+    lines = []
     for row in rows:
-        name = row["name"].removeprefix(part + " ")
+        cells = [_cell(column, row.get(column)) for column in used]
         if "error" in row or "skipped" in row:
-            lines.append(f"| {name} | {row.get('error') or row['skipped']} |{' |' * (len(used) - 1)}")
-            continue
-        lines.append(f"| {name} | {' | '.join(_cell(column, row.get(column)) for column in used)} |")
-    return lines
+            cells = [row.get("error") or row["skipped"], *[""] * (len(used) - 1)]
+        lines.append((row["name"].removeprefix(part + " "), *cells))
+    return markdown_table((part, *used), lines)
 
 
 def _cell(column: str, value: float | None) -> str:

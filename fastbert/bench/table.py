@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from ..wording import counted
+from ..wording import counted, markdown_table
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -178,13 +178,10 @@ def markdown(document: dict) -> str:
     parts = ["  \n".join(_header_lines(document))]
     for one in tables(document):
         cells = zip(*([str(cell).replace("\n", ", ") for cell in c.cells] for c in one.columns), strict=True)
-        lines = [
-            [str(column.header) for column in one.columns],
-            ["---:" if column.justify == "right" else "---" for column in one.columns],
-            *cells,
-        ]
+        right = [number for number, column in enumerate(one.columns) if column.justify == "right"]
+        lines = markdown_table([str(column.header) for column in one.columns], cells, right)
         title = str(one.title).replace("\n", "; ")
-        parts.append(f"**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+        parts.append(f"**{title}**\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..files import write_whole
 from ..report import HtmlReport
+from ..wording import markdown_table
 
 
 class Document:
@@ -40,8 +41,7 @@ class Document:
         """Adds a table of strings."""
         rows = [list(map(str, row)) for row in rows]
         self._html.table(header, rows)
-        lines = [header, ["---"] * len(header), *rows]
-        self._lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines] + [""]
+        self._lines += [*markdown_table(header, rows), ""]
 
     def picture(self, name: str, chart: str, what: str) -> None:
         """Writes a chart, given as SVG text, to a file of this name and adds it; ``what`` describes it."""

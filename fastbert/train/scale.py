@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..wording import markdown_table
+
 _RING = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 # The five float64 that ranks sum before a step (`PretrainLoop._agree`).
 _AGREED = 40
@@ -156,12 +158,17 @@ def step(
 def table(steps: list[Step]) -> str:
     """Steps on several numbers of ranks, as a Markdown table."""
     names = ("GPUs", "sequences each", "micro-batches", "each sends", "computing", "sending", "step", "computing is")
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for s in steps:
-        lines.append(
-            f"| {s.ranks:,} | {s.sequences / s.ranks:,.0f} | {s.micro_batches} | {s.sent / 1e9:.2f} GB "
-            f"| {1e3 * s.compute:,.1f} ms | {1e3 * s.communication:,.1f} ms "
-            f"| {1e3 * s.shortest:,.1f} to {1e3 * s.longest:,.1f} ms | {100 * s.efficiency:.0f} to "
-            f"{100 * s.compute / s.shortest:.0f} % |"
+    rows = (
+        (
+            f"{s.ranks:,}",
+            f"{s.sequences / s.ranks:,.0f}",
+            s.micro_batches,
+            f"{s.sent / 1e9:.2f} GB",
+            f"{1e3 * s.compute:,.1f} ms",
+            f"{1e3 * s.communication:,.1f} ms",
+            f"{1e3 * s.shortest:,.1f} to {1e3 * s.longest:,.1f} ms",
+            f"{100 * s.efficiency:.0f} to {100 * s.compute / s.shortest:.0f} %",
         )
-    return "\n".join(lines)
+        for s in steps
+    )
+    return "\n".join(markdown_table(names, rows))

@@ -49,7 +49,7 @@ def test_a_document_and_its_table(tmp_path):
         "Made-up GPU 9000, 2020-01-01, commit 000000000000, torch 9.9, triton 9.9",
         "A large bf16 product: 800 TFLOP/s; a large copy: 4000 GB/s.",
         "| large mix fastbert | 1,234 | 315,000 | 617 | 62.4 % | 77.2 % | 40.2 | 9.75 |",
-        "| large mix transformers sdpa | RuntimeError: out of memory | | | | | | |",
+        "| large mix transformers sdpa | RuntimeError: out of memory |  |  |  |  |  |  |",
         "| base 128 fastbert | 20,000 | 2,560,000 | 0.03 |",
         "| gelu fastbert | 0.125 | 0.5 | 3,500 | 87.5 % |",
         "| attention forward S=512 shipped | 1.25 | 210 |",
