@@ -96,7 +96,7 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         with _generator, _nothing_collected(self._make_room):
             if self._make_room:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                with torch.cuda.graph(graph, stream=self._stream, **self._options()):
                     function()
             else:
                 # Not in inference mode, which up to torch 2.10 would spoil later captures: the first one of a process
@@ -110,14 +110,17 @@ class Replay:
         return graph
 
     def _begin(self, graph: torch.cuda.CUDAGraph) -> None:
-        # Other threads may allocate memory meanwhile, which the default mode forbids.
-        options = {"pool": self._pool, "capture_error_mode": "thread_local"}
         try:
-            graph.capture_begin(**options)
+            graph.capture_begin(**self._options())
         except RuntimeError:
             # Another library has created those tensors in inference mode: they can only be written in it.
             with torch.inference_mode():
-                graph.capture_begin(**options)
+                graph.capture_begin(**self._options())
+
+    def _options(self) -> dict:
+        # Other threads may allocate memory meanwhile, as that of a `DataLoader` which pins it; the default mode forbids
+        # it.
+        return {"pool": self._pool, "capture_error_mode": "thread_local"}
 
 
 @contextmanager

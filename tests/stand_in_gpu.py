@@ -160,7 +160,8 @@ if os.environ.get(ENVIRONMENT):
             self.calls = recorder.calls
 
     class Recorder(TorchDispatchMode):
-        """Takes down every operator's call. Its result must be there for the next; what it wrote to is put back."""
+        """Takes down every operator's call. Its result must be there for the next; what it wrote to is put back, and
+        what it made is gone until a replay."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -180,6 +181,8 @@ if os.environ.get(ENVIRONMENT):
                 self.computing = False
             taken = {x.untyped_storage().data_ptr() for x in given}
             made = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor)]
+            for x in made:
+                self._keep(x, born=True)
             fresh = [x.untyped_storage().data_ptr() not in taken for x in made]
 
             def again() -> None:
@@ -192,10 +195,12 @@ if os.environ.get(ENVIRONMENT):
             self.calls.append(again)
             return results
 
-        def _keep(self, x: torch.Tensor) -> None:
+        def _keep(self, x: torch.Tensor, born: bool = False) -> None:
             memory = x.untyped_storage()
             if x.is_cuda and memory.nbytes() and memory.data_ptr() not in self._before:
-                self._before[memory.data_ptr()] = (memory, ctypes.string_at(memory.data_ptr(), memory.nbytes()))
+                # What is born in a capture is not written before the first replay.
+                data = b"\xff" * memory.nbytes() if born else ctypes.string_at(memory.data_ptr(), memory.nbytes())
+                self._before[memory.data_ptr()] = (memory, data)
 
         def put_back(self) -> None:
             for place, (_, data) in self._before.items():

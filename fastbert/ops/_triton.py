@@ -134,6 +134,17 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
     return None
 
 
+# Blocks of columns are counted along an axis of which a grid has no more; blocks of most kernels have 256 columns.
+_MOST_COLUMNS = 65_535 * 256
+
+
+def why_not_wide(x: Tensor) -> str | None:
+    """None if rows are short enough for a kernel whose grid has an axis for blocks of columns, else the reason."""
+    if x.shape and x.shape[-1] > _MOST_COLUMNS:
+        return f"the Triton kernels take rows of at most {_MOST_COLUMNS:,} columns here, got {x.shape[-1]:,}"
+    return None
+
+
 @cache
 def _state(seed: int, offset: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # a pass that autograd records may have the same seed later

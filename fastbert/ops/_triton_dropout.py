@@ -41,7 +41,7 @@ _dropout = _triton.define(
 
 
 def _accepts(x: Tensor, dropout: Dropout, rows: Tensor | None) -> str | None:
-    return _triton.why_not(x)
+    return _triton.why_not(x) or _triton.why_not_wide(x)
 
 
 @_dispatch.register("dropout", "triton", available=_triton.why_missing, accepts=_accepts)

@@ -44,7 +44,7 @@ _gelu = _triton.define(
 
 
 def _accepts(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> str | None:
-    return _triton.why_not(x, parameters=(bias,))
+    return _triton.why_not(x, parameters=(bias,)) or _triton.why_not_wide(x)
 
 
 @_dispatch.register("gelu", "triton", available=_triton.why_missing, accepts=_accepts)

@@ -198,21 +198,22 @@ class _Prepared:
             shape = (len(places), len(places[0]))
             pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True, device="cpu")
             self._spare = pinned, torch.empty(shape, dtype=torch.int64, device=device)
-        if places != self._places or self._table is None:
-            if not capturing:
-                self._table = _upload(places, torch.int64, device)
-            elif self._spare is None:
+        table = self._table if places == self._places else None
+        if table is None and not capturing:
+            self._places, table = places, _upload(places, torch.int64, device)
+            self._table = table
+        elif table is None:
+            if self._spare is None:
                 raise BackendError("a step on the device must run once before it is captured, got none since the last")
-            else:
-                pinned, self._table = self._spare
-                self._spare = None
-                pinned.copy_(torch.tensor(places, dtype=torch.int64, device="cpu"))
-                self._table.copy_(pinned, non_blocking=True)
-                self._captured.append(pinned)
-            self._places = places
+            # Filled by each replay and not before the first one: no other step may read it.
+            pinned, table = self._spare
+            self._spare = None
+            pinned.copy_(torch.tensor(places, dtype=torch.int64, device="cpu"))
+            table.copy_(pinned, non_blocking=True)
+            self._captured.append(pinned)
         if capturing:
-            self._captured.append(self._table)
-        return self._table
+            self._captured.append(table)
+        return table
 
     def check(self, layout: tuple, device: torch.device) -> None:
         """Raises BackendError during a capture if the tables of a layout are not in device memory yet."""
@@ -237,6 +238,8 @@ def step_on_device(
     numbers = {address: (lr_scale(group), *rates(kind, group, 1)[1:]) for address, group in rows.by_address.items()}
     prepared = rows.prepared.get("triton")
     if prepared is None or prepared.numbers != numbers:
+        if is_capturing(rows.device):  # what is made in a capture is not there before its first replay
+            raise BackendError("a step on the device must run once, with the same rates, before it is captured")
         prepared = rows.prepared["triton"] = _Prepared(kind, rows, numbers, prepared)
     # A parameter without a gradient has no elements here, and its step is not counted.
     places = [(0,) * 7] * len(rows.params)

@@ -177,6 +177,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             self._synced_versions[p] = p._version
         elif written:
             master.copy_(torch.where(p == master.to(p.dtype), master, p.to(wide)))
+            self._synced_versions[p] = p._version
 
     @property
     def _synced_versions(self) -> dict[Tensor, int]:

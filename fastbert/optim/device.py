@@ -44,6 +44,7 @@ class Rows:
         groups: the group of each parameter.
         counts: (params,) int32 on the device, the step counts.
         states: each parameter's entry of ``optimizer.state``.
+        one: (1,) float32 on the device, the scale of gradients that need none.
         prepared: what backends keep between steps, by name.
     """
 
@@ -51,6 +52,7 @@ class Rows:
     groups: list[dict]
     counts: Tensor
     states: list[dict]
+    one: Tensor
     prepared: dict = field(default_factory=dict)
 
     @property
@@ -62,6 +64,11 @@ class Rows:
     def by_address(self) -> dict[int, dict]:
         """The distinct groups, by their address (`id`)."""
         return {id(group): group for group in self.groups}
+
+    @cached_property
+    def have_masters(self) -> bool:
+        """Whether a parameter has 16 bits."""
+        return any(p.dtype.itemsize < 4 for p in self.params)
 
     def settle(self) -> None:
         """Copies the counts into the states; waits for the device."""
@@ -88,6 +95,13 @@ class Snapshot:
         return same and addresses == self._addresses
 
 
+def follow_writes(optimizer: MasterWeightOptimizer) -> None:
+    """Copies into the master weights what was written to 16-bit parameters since the last step: a mask, weights that
+    were loaded in place. A step does so itself; called before a replay of one, which does not."""
+    if optimizer.rows is not None and optimizer.rows.have_masters:
+        optimizer.ensure_states(optimizer.rows.params)
+
+
 def _parts(optimizer: MasterWeightOptimizer) -> tuple[list, list[int]]:
     """What is the same object, and what is the same number, as long as a captured step holds."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -110,7 +124,8 @@ def _keep(optimizer: MasterWeightOptimizer, rows: Rows, batches: list[Batch]) ->
 
 
 def prepare(optimizer: MasterWeightOptimizer) -> Rows:
-    """Creates all states and moves the step counts to the device; needed once before a step is captured.
+    """Creates all states and moves the step counts to the device. Master weights follow what was written to 16-bit
+    parameters since the last step.
 
     The result of an earlier call is kept, unless states were replaced since then (a checkpoint was loaded).
 
@@ -136,7 +151,9 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
     if len(devices) != 1:
         raise InputError(f"a step on the device takes parameters of one device, got {sorted(map(str, devices))}")
     counts = torch.tensor([state["step"] for state in states], dtype=torch.int32).to(devices.pop())
-    optimizer.rows = Rows([p for p, _ in pairs], [group for _, group in pairs], counts, states)
+    # Made here and not when it is needed: that may be in a capture, and a plain step after it would read it unwritten.
+    one = torch.ones(1, device=counts.device)
+    optimizer.rows = Rows([p for p, _ in pairs], [group for _, group in pairs], counts, states, one)
     return optimizer.rows
 
 
@@ -147,8 +164,9 @@ def device_step(
     """Computes the norm, clips the gradients and updates every parameter that has one; if the norm is not finite,
     nothing is changed.
 
-    Run it (or `prepare`) once before capturing it. Rates other than ``lr`` are read when it runs or is captured. The
-    step counts are copied back to the host by ``state_dict``, ``settle`` or the next ``optimizer.step``. After
+    Run it once before capturing it, and again after rates other than ``lr`` were changed: it reads them when it runs. In
+    a replay it does not see that 16-bit parameters were written in place since (a mask, loaded weights): call `prepare`
+    before the replay, and the master weights follow. The step counts are copied back to the host by ``state_dict``, ``settle`` or the next ``optimizer.step``. After
     ``optimizer.step`` the counts stay on the host, so a graph must be captured again; so it must after parameters were
     added, frozen or unfrozen and after ``load_state_dict``: until then replays update what there was before, which is
     kept for them.
@@ -165,11 +183,11 @@ def device_step(
 
     Raises:
         InputError: ``lr`` or ``grad_scale`` is not such a tensor.
-        BackendError: the step is being captured without having run before.
+        BackendError: the step is being captured without having run before, with these rates and gradients.
     """
     rows = prepare(optimizer)
     if grad_scale is None:
-        grad_scale = rows.prepared.setdefault("one", torch.ones(1, device=rows.device))
+        grad_scale = rows.one
     for name, value in (("lr", lr), ("grad_scale", grad_scale)):
         if not isinstance(value, Tensor) or value.numel() != 1 or value.dtype != torch.float32:
             raise InputError(f"{name} must be one float32 number in a tensor, got {value!r}")

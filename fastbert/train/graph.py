@@ -24,13 +24,14 @@ from ..data.budget import BatchShape, StaticBatch
 from ..errors import BackendError, InputError
 from ..graph_capture import Replay, on_stream
 from ..ops import _dispatch
-from ..optim.device import Snapshot
+from ..optim.device import Snapshot, follow_writes
 from .capture import Captures, DropoutState
 from .config import PretrainConfig
 from .engine import LocalEngine
 
 # Steps that run uncaptured first, in which libraries allocate their workspaces and kernels are compiled.
 _WARM_UP = 3
+STEPS_BEFORE_REPLAYS = _WARM_UP + 1
 # Why a model that recomputes its activations is not captured.
 RECOMPUTES = "activation_checkpointing reads the generator of the host in the backward pass"
 
@@ -132,6 +133,7 @@ class StaticStep:
         if self._captured_from is not None and not self._captured_from.is_of(engine.optimizer):
             self._captures = fresh(self._captures, engine.device)
             self._start()
+        follow_writes(engine.optimizer)
         pairs = max(sum(b.num_pairs for b in batches), 1)
         engine.set_rate(lr)
         self._random.follow(engine)
@@ -183,13 +185,15 @@ class StaticStep:
         with rng.use(self._random.key(engine)), engine.autocast():
             out = engine.model(batch)
         mlm_share, nsp_share, labels, pairs = self._shares.unbind()
-        loss = out.mlm_loss * mlm_share.to(out.mlm_loss.dtype)
+        # Without targets the mean loss is 0/0.
+        mlm_loss = torch.where(labels > 0, out.mlm_loss, 0.0)
+        loss = mlm_loss * mlm_share.to(mlm_loss.dtype)
         if batch.nsp_labels is not None:
             loss = loss + out.nsp_loss * nsp_share.to(out.nsp_loss.dtype)
         engine.scale.scaled(loss).backward()
         with torch.no_grad():
             self._random.advance()
-            values = [loss.double(), out.mlm_loss.double() * labels]
+            values = [loss.double(), mlm_loss.double() * labels]
             values.append(out.nsp_loss.double() * pairs if batch.nsp_labels is not None else torch.zeros_like(labels))
             for logits, targets in ((out.mlm_logits, batch.mlm_labels), (out.nsp_logits, batch.nsp_labels)):
                 right = labels.new_zeros(()) if targets is None else (logits.argmax(-1) == targets).sum().double()

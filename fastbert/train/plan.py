@@ -13,7 +13,7 @@ from .. import hardware
 from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from ..model_config import ModelConfig
-from . import flops, phases, scale
+from . import flops, graph, phases, scale
 from .batch_source import BatchSource, of_phase
 from .config import PretrainConfig
 from .console import Console
@@ -275,7 +275,9 @@ def _measured_rate(config: PretrainConfig, data: PretrainingData, phase: RunPhas
     # Accumulates as the run would, or the update would take too large a share of the time; a few micro-batches suffice.
     loop.batches.accumulate = min(phase.micro_batches(phases.mean_micro_batch(own, phase.token_budget)), 8)
     model.train()
-    loop.train_step()  # allocates the optimiser's state and workspaces
+    # They allocate the optimiser's state and workspaces; steps of fixed shape are captured after some.
+    for _ in range(graph.STEPS_BEFORE_REPLAYS if loop.fixed_shape else 1):
+        loop.train_step()
     _wait(device)
     began, before, steps = time.perf_counter(), loop.tokens, 0
     while steps < _MEASURED_STEPS or time.perf_counter() - began < _MEASURED_SECONDS:

@@ -23,7 +23,7 @@ from ..data.budget import BatchShape, fill_up
 from ..graph_capture import LEAST_TOKENS, Replay, on_stream, rounded_length, rounded_up, token_unit
 from ..models import BertForSequenceClassification
 from ..models.logits import classification_loss
-from ..optim.device import Snapshot
+from ..optim.device import Snapshot, follow_writes
 from ..packing import PackedBatch
 from . import graph
 from .capture import Captures, DropoutState
@@ -135,6 +135,7 @@ class ShapedSteps:
     def _run(self, batch: PackedBatch, labels: dict[str, Any], lr: float, options: dict[str, Any]) -> Tensor:
         if self._captured_from is not None and not self._captured_from.is_of(self.engine.optimizer):
             self._forget()
+        follow_writes(self.engine.optimizer)
         engine, shaped, captures = self.engine, self._load(batch, labels), self._captures
         engine.set_rate(lr)
         self._random.follow(engine)

@@ -45,6 +45,11 @@ def test_a_graph_does_not_add_to_the_gradients_of_the_one_before(script):
     assert script("graphs_in_turn.py").endswith("done\n")
 
 
+def test_a_parameter_that_is_written_between_replays_keeps_its_new_value(script):
+    """Of 16 bits: a replay took the old one from the master weights."""
+    assert script("written_between_replays.py") == "done\n"
+
+
 def test_a_step_on_another_device_than_the_current_one(run):
     """Triton and streams take the current device, where nobody says otherwise."""
     assert run(str(HERE / "other_device.py"), LOCAL_RANK="1", LOCAL_WORLD_SIZE="2").endswith("done\n")

@@ -360,12 +360,14 @@ def test_the_clock_leads_a_run_of_steps_after_the_first_twentieth_of_its_time(re
     assert (timed.steps, timed.interrupted) == (40, None)
 
 
-def test_a_run_without_any_mlm_target_trains_the_pairs(recipe):
+@pytest.mark.parametrize("cuda_graph", ["off", "on"])
+def test_a_run_without_any_mlm_target_trains_the_pairs(recipe, cuda_graph):
     samples = SampleConfig(max_seqlen=16, mlm_probability=0.0)
-    result = pretrain(recipe(steps=3, samples=samples, warmup=0.0), quiet=True)
+    result = pretrain(recipe(steps=3, samples=samples, warmup=0.0, cuda_graph=cuda_graph), quiet=True)
     rows = [row for row in result.history if row["kind"] == "train"]
     assert [row["loss"] for row in rows] == pytest.approx([row["nsp_loss"] for row in rows])
     assert [row["skipped_steps"] for row in rows] == [0, 0, 0]
+    assert [row["mlm_loss"] for row in rows] == [0.0] * 3
     assert all(torch.isfinite(value).all() for value in weights(result.run_dir).values())
 
 

@@ -526,6 +526,92 @@ if not INTERPRETING:
         with pytest.raises(BackendError, match=f"{what} cannot be captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             call()
 
+    def own_step() -> SimpleNamespace:
+        """A parameter of ones whose gradient is 2, an optimiser, and their step."""
+        p = torch.nn.Parameter(torch.ones(8, device=DEVICE))
+        optimizer, lr = AdamW([p], weight_decay=0.0), torch.full((1,), 0.01, device=DEVICE)
+
+        def run(kept: bool = False, **options):
+            optimizer.zero_grad(set_to_none=not kept)
+            (p * 2.0).sum().backward()
+            return device_step(optimizer, lr, **options)
+
+        return SimpleNamespace(p=p, optimizer=optimizer, run=run)
+
+    def capture(one: SimpleNamespace, **options) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            one.run(**options)
+        return graph
+
+    @pytest.mark.parametrize("why", ["prepare", "rates"])
+    def test_the_step_after_a_captured_one_was_refused_is_right(why):
+        """Tables of rates that the refused capture had made were never filled."""
+        one, expected = own_step(), own_step()
+        for each in (one, expected):
+            if why == "rates":
+                each.run()
+                each.optimizer.param_groups[0]["weight_decay"] = 0.5
+        prepare(one.optimizer)
+        with pytest.raises(BackendError, match="must run once, with the same rates, before it is captured"):
+            capture(one)
+        for each in (one, expected):
+            assert float(each.run().finite) == 1.0
+        assert torch.equal(one.p, expected.p)
+        assert one.optimizer.state_dict()["state"][0]["step"] == 1 + (why == "rates")
+
+    def test_a_plain_step_after_a_captured_one_without_a_scale_is_right():
+        one, expected = own_step(), own_step()
+        scale = torch.ones(1, device=DEVICE)
+        one.run(grad_scale=scale)
+        graph = capture(one)
+        assert float(one.run().finite) == 1.0
+        for _ in range(2):
+            expected.run()
+        assert torch.equal(one.p, expected.p)
+        graph.replay()
+        expected.run()
+        assert torch.equal(one.p, expected.p)
+
+    def test_a_captured_steps_table_is_read_by_no_other_step():
+        """It is filled by a replay: a plain step, or another graph's replay, wrote to wherever its memory pointed."""
+        one, expected = own_step(), own_step()
+        one.run()
+        one.optimizer.zero_grad(set_to_none=True)
+        graph = capture(one)
+        with pytest.raises(BackendError, match="must run once before it is captured, got none since the last"):
+            capture(one, kept=True)
+        one.run(kept=True)
+        second = capture(one, kept=True)
+        for again in (second, graph, second):
+            again.replay()
+        for _ in range(5):
+            expected.run()
+        assert torch.equal(one.p, expected.p)
+
+    def test_prepare_tells_a_captured_step_what_was_written():
+        """To a 16-bit parameter, between two replays."""
+        params = [torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16, device=DEVICE)) for _ in range(2)]
+        optimizers, lr = [AdamW([p], weight_decay=0.0) for p in params], torch.full((1,), 0.01, device=DEVICE)
+        for p, optimizer in zip(params, optimizers, strict=True):
+            p.grad = torch.ones_like(p)
+            device_step(optimizer, lr)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            device_step(optimizers[0], lr)
+        for write in (False, True):
+            if write:
+                with torch.no_grad():
+                    for p in params:
+                        p[:2] = 7.0
+                prepare(optimizers[0])
+            graph.replay()
+            device_step(optimizers[1], lr)
+        masters = [optimizer.state[p]["master"] for p, optimizer in zip(params, optimizers, strict=True)]
+        assert torch.equal(*masters)
+        assert torch.equal(*params)
+        assert masters[0].min() < 1 < 6.9 < masters[0].max() < 7
+
     @pytest.mark.parametrize("make", MAKES)
     def test_a_captured_step_replays(make):
         """Gradients are born inside the graph; the learning rate changes between replays."""

@@ -92,7 +92,7 @@ def test_a_gpu_that_is_not_the_current_one(monkeypatch):
                 function.cache_clear()
 
     def serving(number: int) -> str | None:
-        x = SimpleNamespace(device=torch.device("cuda", number), dtype=torch.float16)
+        x = SimpleNamespace(device=torch.device("cuda", number), dtype=torch.float16, shape=(8,))
         one = _dispatch._first("gelu", ("triton",), (x, None, "none"), {})
         return one and one.backend
 
@@ -104,3 +104,14 @@ def test_a_gpu_that_is_not_the_current_one(monkeypatch):
         assert "need a GPU of compute capability 8.0 or newer, got T4" in _triton.why_missing()
     finally:
         forget()
+
+
+@pytest.mark.parametrize("op", ["gelu", "dropout"])
+def test_rows_that_are_too_wide_for_a_grid(monkeypatch, op):
+    """A flattened tensor of 2^24 numbers had 65,536 blocks of columns on an axis that ends at 65,535."""
+    monkeypatch.setattr(_triton, "why_not_device", lambda x: None)
+    accepts = _dispatch._table[op]["triton"].accepts
+    rest = {"gelu": (None, "none"), "dropout": (None, None)}[op]
+    wide, most = (torch.empty(1, columns, device="meta") for columns in (1 << 24, (1 << 24) - 256))
+    assert accepts(most, *rest) is None
+    assert accepts(wide, *rest) == "the Triton kernels take rows of at most 16,776,960 columns here, got 16,777,216"
