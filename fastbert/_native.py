@@ -58,6 +58,21 @@ def _reason_of_build() -> str:
     return reason
 
 
+def _reason_of_place(module: ModuleType) -> str | None:
+    """Why an extension is not this package's, if it is another's: a package that is installed with ``pip install -e``
+    is asked for it where Python took the sources of another checkout, and has kernels of its own."""
+    here = Path(__file__).resolve().parent
+    place = Path(module.__file__).parent.resolve()
+    if place == here:
+        return None
+    reason = (
+        f"Python took fastbert from {here}, where the C++ extension is not built, and not the installed one in {place}: "
+        f"start it in another directory, or build it here with `python setup.py build_ext --inplace`"
+    )
+    _log.warning("%s", reason)
+    return reason
+
+
 def _reason_of_interface(module: ModuleType) -> str | None:
     """Why an extension does not fit this package, if its sources are there (a checkout, an editable installation) and
     have changed since it was built: it would take arguments for others."""
@@ -87,7 +102,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
         return None, _reason_of_build()
     except ImportError as error:
         return None, f"the C++ extension does not load: {error}"
-    if reason := _reason_of_interface(module):
+    if reason := _reason_of_place(module) or _reason_of_interface(module):
         return None, reason
     module.__getattr__ = _missing_function  # called only for names that the module lacks
     wanted = os.environ.get("FASTBERT_CPU_ISA")

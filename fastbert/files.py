@@ -96,12 +96,16 @@ def remove_unfinished(directory: Path, name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _errors_of(path: Path, written: Path | None) -> Iterator[None]:
-    """Replaces the file name in the system's errors by ``path``, if it is that of ``written`` or missing."""
+    """Replaces the file name in the system's errors by ``path``, if it is that of ``written`` or missing; where there
+    is no more room, says for how much there was some."""
     try:
         yield
     except OSError as error:
         if error.errno is not None and error.filename in (None, written, str(written)):
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            reason = error.strerror
+            if error.errno in NO_ROOM and written is not None and written.is_file():
+                reason = f"{reason} after {written.stat().st_size:,} bytes"
+            raise OSError(error.errno, reason, str(path)) from error
         raise
 
 

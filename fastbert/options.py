@@ -88,8 +88,9 @@ def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
     names = [f.name for f in dataclasses.fields(known)]
     unknown = sorted(map(str, set(values).difference(names)))
     if unknown:
-        near = _meant(unknown[0], hints)
-        hint = f"; did you mean {' or '.join(near)}{f' by {unknown[0]}' if len(unknown) > 1 else ''}?" if near else ""
+        meant = {name: near for name in unknown if (near := _meant(name, hints))}
+        hints_at = [f"{' or '.join(near)}{f' by {name}' if len(unknown) > 1 else ''}" for name, near in meant.items()]
+        hint = f"; did you mean {hints_at[0]}?" if hints_at else ""
         raise InputError(f"{path}: unknown option {', '.join(unknown)}{hint}")
     fitted = {}
     for name, value in values.items():
@@ -107,7 +108,10 @@ def _meant(name: str, hints: dict[str, Any]) -> list[str]:
         if dataclasses.is_dataclass(hint):
             written |= {f"--{own}.{f.name}".replace("_", "-"): f"{own}: {f.name}" for f in dataclasses.fields(hint)}
     dashed = f"--{name}".replace("_", "-")
-    return [written[one] for one in called_here(dashed, written)[:2]] or difflib.get_close_matches(name, hints, n=1)
+    if dashed in written:
+        return [written[dashed]]
+    theirs = [written[one] for one in called_here(dashed, written)[:2]]
+    return theirs or difflib.get_close_matches(name.replace("-", "_"), hints, n=1, cutoff=0.7)
 
 
 _WORDS = {

@@ -130,6 +130,8 @@ def _options_in(path: Path, argv: Sequence[str]) -> dict[str, Any]:
     if isinstance(values.get("train"), str):
         values["train"] = [values["train"]]
     values = fitted_options(values, Finetune, path)
+    if "train" in values and not values["train"]:
+        raise InputError(f"{path}: train: expected a file, got an empty list")
     given = {word.partition("=")[0].replace("_", "-") for word in argv}
     for one, other in (*_IN_PLACE_OF, *(pair[::-1] for pair in _IN_PLACE_OF)):
         if option(one) in given:

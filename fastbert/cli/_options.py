@@ -36,7 +36,7 @@ def refuse_given(args: Any, *names: str, because: str) -> None:
 def value_of(name: str, argv: Sequence[str]) -> str | None:
     """The value of an option on the command line, the last if it is given twice, as tyro takes it; None without."""
     last = None
-    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+    for word, following in zip(argv, [*argv[1:], "--"], strict=False):  # without words, the second is longer
         found, equals, value = word.partition("=")
         if found == name and (equals or not following.startswith("--")):
             last = value if equals else following

@@ -63,13 +63,15 @@ def run(args: FillMask) -> None:
         return fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate, targets=targets)
 
     if args.texts == ["-"]:
-        unit = "line" if args.column is None else "row"
+        unit, number = ("line" if args.column is None else "row"), 0
         for number, text in texts_of("-", args.column):
             if text.strip():
                 try:
                     _show(text, answer(text), args.json)
                 except InputError as error:
                     raise DataError(f"standard input, {unit} {number}: {error}") from error
+        if not number:
+            raise DataError(f"standard input: expected {unit}s with [MASK], got none")
         return
     # All texts are computed first, so that an error leaves no partial output.
     answers = [answer(text) for text in args.texts]

@@ -253,6 +253,18 @@ def _is_out_of_processes(error: BaseException) -> bool:
     )
 
 
+def _is_of_output(error: BaseException) -> bool:
+    """Whether a command could not print: there is no room where standard output goes."""
+    if not isinstance(error, OSError) or error.filename is not None or error.errno not in NO_ROOM:
+        return False
+    try:
+        sys.stdout.flush()  # what could not be written is still there
+    except OSError:
+        _discard(sys.stdout)
+        return True
+    return False
+
+
 def _fail(message: str, status: int) -> int:
     try:
         print(f"fastbert: {message}", file=sys.stderr, flush=True)
@@ -318,6 +330,8 @@ def _main(argv: list[str]) -> int:
         # A run of several processes prints one sentence, from the process that failed.
         if getattr(error, "told_by_another_rank", False):
             return EXIT_BAD_INPUT
+        if _is_of_output(error):
+            return _fail(f"standard output: {error.strerror}", EXIT_BAD_INPUT)
         return _fail(*explain(error, next((word for word in argv if word in COMMANDS), "")))
 
 

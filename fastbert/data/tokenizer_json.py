@@ -60,6 +60,7 @@ def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
     """
     with path.open("rb") as file:
         check_text_file(str(path), file.read(64), InputError)
+    str(path).encode()  # a name that is not UTF-8, which the library would report as the file's content
     with _told(f"{path}: expected a tokenizer.json, got a file that fails with"):
         tokenizer = Tokenizer.from_file(str(path))
     if not isinstance(tokenizer.model, models.WordPiece | models.Unigram | models.BPE):

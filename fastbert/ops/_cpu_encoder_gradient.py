@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import fp8, reference
+from ..errors import BackendError
 from . import _invariant, _recompute, _watchers
 from ._double_backward import differentiable
 from ._needed_gradients import needed_gradients
@@ -62,8 +63,16 @@ def _recomputed(ctx, cu_seqlens: Tensor, given: Sequence[Tensor]) -> Tensor:
         return _op_by_op(x, layers_of([tensors[number] for number in ctx.order]), cu_seqlens, bias, ctx.call)
 
 
+def _as_then(ctx, given: Sequence[Tensor]) -> list[Tensor]:
+    """The saved tensors in the memory that they had: after ``parameter.data = other`` they are in another, of which
+    autograd, which counts no version for it, says nothing."""
+    return [t if t.data_ptr() == then.data_ptr() else then for t, then in zip(given, ctx.then, strict=True)]
+
+
 def _gradient_again(ctx, saved: Sequence[Tensor], dy: Tensor) -> tuple[Tensor | None, ...]:
     cu_seqlens, *given = saved
+    if any(t is not then for t, then in zip(given, _as_then(ctx, given), strict=True)):
+        raise BackendError("a second derivative needs the weights of the forward pass; .data was given another tensor")
     y = _recomputed(ctx, cu_seqlens, given)
     found = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy, create_graph=True))
     return None, None, None, None, *(next(found) if t.requires_grad else None for t in given)
@@ -82,6 +91,7 @@ class _Deferred(torch.autograd.Function):
     ) -> Tensor:
         ctx.call, ctx.order, ctx.as_now, ctx.autocast = call, order, _recompute.recomputation()[1], _autocast()
         ctx.save_for_backward(cu_seqlens, x, *tensors)
+        ctx.then = [x.detach(), *map(Tensor.detach, tensors)]
         # Neither y itself nor a view of it: autograd would forbid the caller to write to the result in place.
         return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
@@ -93,7 +103,7 @@ class _Deferred(torch.autograd.Function):
         # Detached from the inputs: their hooks must not run here, and their .grad must not be filled.
         of_state, _, _, *others = ctx.needs_input_grad  # the second and the third input are not tensors
         _, _, *wants = needed_gradients(ctx, [of_state, *others])
-        given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
+        given = [t.detach().requires_grad_(want) for t, want in zip(_as_then(ctx, saved), wants, strict=True)]
         # The backward pass may run inside inference_mode(), which records nothing and whose tensors cannot be saved.
         dy = dy.clone() if dy.is_inference() else dy
         y = _recomputed(ctx, cu_seqlens, given)

@@ -60,4 +60,7 @@ def _accepts(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -
 
 @_dispatch.register("gelu", "cpu", available=_native.why_missing, accepts=_accepts)
 def gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    if bias is not None and torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad):
+        # The op saves it. torch's own saves x + bias, so that a bias may be written before the backward pass.
+        bias = bias.clone()
     return _gelu(x, bias, approximate == "tanh")

@@ -297,6 +297,28 @@ def test_sources_that_hide_the_installed_package_are_named(tmp_path):
     assert f"and not the installed one in {tmp_path / 'installed' / 'fastbert'}: start it in another" in reason
 
 
+def test_the_kernels_of_another_checkout_are_not_this_ones(tmp_path):
+    """The finder of an editable installation names its own for the sources that Python was started beside."""
+    ignore = shutil.ignore_patterns("*.so", "_build_info.json", "__pycache__")
+    shutil.copytree(Path(fastbert.__file__).parent, tmp_path / "fastbert", ignore=ignore)
+    there = tmp_path / "elsewhere" / "fastbert" / "_C.py"
+    there.parent.mkdir(parents=True)
+    there.write_text("interface = ''\n")
+    code = (
+        "import importlib.util, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'fastbert._C':\n"
+        f"            return importlib.util.spec_from_file_location(name, {str(there)!r})\n"
+        "sys.meta_path.append(Finder)\n"
+        "from fastbert import _native; print(_native.why_missing())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr
+    place = tmp_path / "fastbert"
+    assert done.stdout.startswith(f"Python took fastbert from {place}, where the C++ extension is not built, and not")
+
+
 def test_an_installed_package_knows_the_commit_of_its_sources(source):
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):

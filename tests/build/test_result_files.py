@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch, fails):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(*fails, full)
-    said = f"^{re.escape(str(path))}: expected to write 4 bytes, got: No space left on device$"
+    said = f"^{re.escape(str(path))}: expected to write 4 bytes, got: No space left on device after [04] bytes$"
     with pytest.raises(CheckpointError, match=said):
         write_whole(path, "néw", CheckpointError)
     with pytest.raises(OSError, match="No space left") as caught:

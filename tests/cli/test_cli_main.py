@@ -397,6 +397,12 @@ def test_a_command_that_met_a_full_standard_output_says_so_once(failing, monkeyp
         full.write("what the command could not write")
         monkeypatch.setattr(sys, "stdout", full)
         assert cli.main(["doctor"]) == 2
+    assert capfd.readouterr().err == "fastbert: standard output: No space left on device\n"
+
+
+def test_a_full_disk_elsewhere_is_not_that_of_standard_output(failing, capfd):
+    failing(OSError(errno.ENOSPC, "No space left on device"))
+    assert cli.main(["doctor"]) == 2
     assert capfd.readouterr().err == "fastbert: No space left on device\n"
 
 

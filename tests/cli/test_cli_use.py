@@ -110,6 +110,9 @@ def test_fill_mask_answers_the_lines_of_standard_input(model, monkeypatch, capsy
     assert captured.out == wanted.splitlines(keepends=True)[1]
     assert captured.err.startswith("fastbert: standard input, line 2: ")
     assert captured.err.count("\n") == 1
+    typed(b"")
+    assert run("fill-mask", "--model", model, "-") == 2
+    assert capsys.readouterr().err == "fastbert: standard input: expected lines with [MASK], got none\n"
 
 
 def test_a_model_without_the_head_is_no_masked_language_model(tmp_path, capsys):

@@ -124,6 +124,8 @@ def test_what_is_in_place_of_an_option_of_the_file(place, written, given, kept):
         ),
         ("config: other.yaml\n", "o.yaml: expected options, got config, which names such a file"),
         ("epochs: many\n", "o.yaml: epochs must be a whole number, got 'many'"),
+        ("batch-size: 3\n", "o.yaml: unknown option batch-size; did you mean batch_size?"),
+        ("train: []\n", "o.yaml: train: expected a file, got an empty list"),
         ("train: [1]\n", "o.yaml: train must be a list (each a path), got [1]"),
         ("model: ''\n", "o.yaml: model must be a path, got ''"),
         ("- lr\n", "o.yaml: expected a mapping, got list"),

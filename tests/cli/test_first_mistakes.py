@@ -85,6 +85,8 @@ def place(tmp_path, monkeypatch):
         ("encode --model M a.txt b.txt", "expected no more words, got 'b.txt'; `fastbert encode --help` shows the op"),
         ("convert M", "expected DST, got none; `fastbert convert --help` shows the options\n"),
         ("predict", "--model and --data, got none; `fastbert predict --help` shows the options\n"),
+        ("pretrain", "out: expected the run directory to make (--out RUN), got none\n"),
+        ("finetune", "expected TASK, --model, --train and --out, got none; `fastbert finetune --help` shows the op"),
     ],
 )
 @pytest.mark.parametrize("width", ["120", "30"])

@@ -342,6 +342,28 @@ def test_a_parameter_that_was_written_to_is_told():
         loss(y).backward()
 
 
+@pytest.mark.parametrize("name", ["output.dense.weight", "intermediate.dense.bias", "output.LayerNorm.bias"])
+def test_the_gradient_is_of_the_memory_that_was_there(calls, name):
+    """``parameter.data = other`` gives a parameter other memory, and counts no version: snapshots of which each is
+    called, and their sum differentiated."""
+    encoder, x = new_encoder(), given()
+    p = encoder.layer[1].get_parameter(name)
+    snapshots, total, expected = [p.detach().clone(), 3 * p.detach()], 0, 0
+    for snapshot in snapshots:
+        p.data = snapshot
+        total = total + loss(run(encoder, x))
+        with fastbert.backend("reference"):
+            expected = expected + torch.autograd.grad(loss(run(encoder, x)), x)[0]
+    assert calls == [1, 1]
+    again = run(encoder, x)
+    p.data = snapshots[0]
+    (got,) = torch.autograd.grad(total, x)
+    assert_same([got], [expected])
+    (first,) = torch.autograd.grad(loss(again), x, create_graph=True)
+    with pytest.raises(BackendError, match="a second derivative needs the weights of the forward pass"):
+        first.square().sum().backward()
+
+
 def test_the_gradient_is_of_the_parameters_that_were_there(calls):
     """As torch.func.functional_call lends others for a call."""
     encoder, x = new_encoder(), given()

@@ -83,6 +83,19 @@ def test_gelu(level, shape, approximate, dtype):
     )
 
 
+@pytest.mark.parametrize("write", [lambda b: b.mul_(3), lambda b: b.data.mul_(3), lambda b: setattr(b, "data", 3 * b)])
+def test_gelus_bias_may_be_written_before_the_backward_pass(write):
+    """As torch's, which saves the sum: a step of the optimiser between the backward passes of two losses."""
+    x, bias = torch.randn(5, 20, requires_grad=True), torch.nn.Parameter(torch.randn(20))
+    expected = torch.autograd.grad(reference.gelu(x, bias, "none").sin().sum(), [x, bias])
+    out = ops.gelu(x, bias, "none")
+    with torch.no_grad():
+        write(bias)
+    got = torch.autograd.grad(out.sin().sum(), [x, bias])
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_without_bias_and_at_the_ends(level, approximate):
     x = torch.cat([torch.linspace(-20, 20, 9001), torch.tensor([0.0, -0.0, 1e-30, 3e4, float("inf"), float("nan")])])

@@ -51,6 +51,11 @@ def test_yaml_a_person_writes(tmp_path):
         ("max_seqlen: 64", r"unknown option max_seqlen; did you mean samples: max_seqlen\?$"),
         ("samples: {max_seq_length: 64}", r"samples: unknown option max_seq_length; did you mean max_seqlen\?$"),
         ("train_steps: 1\nmax_steps: 2", r"unknown option max_steps, train_steps; did you mean steps by max_steps\?$"),
+        (
+            "task: a\nweight-decay: 1",
+            r"unknown option task, weight-decay; did you mean weight_decay by weight-decay\?$",
+        ),
+        ("task: a", r"unknown option task$"),
         ("stesp: 1", r"config\.yaml: unknown option stesp; did you mean steps\?$"),
         (
             "steps: 10\nlr 1e-4\nseed: 1",
