@@ -66,8 +66,8 @@ def _reason_of_place(module: ModuleType) -> str | None:
     if place == here:
         return None
     reason = (
-        f"Python took fastbert from {here}, where the C++ extension is not built, and not the installed one in {place}: "
-        f"start it in another directory, or build it here with `python setup.py build_ext --inplace`"
+        f"Python took fastbert from {here}, where the C++ extension is not built, and not the installed one in "
+        f"{place}: start it in another directory, or build it here with `python setup.py build_ext --inplace`"
     )
     _log.warning("%s", reason)
     return reason

@@ -7,6 +7,7 @@
 // that no batch has read it moves 8. LAMB needs |u| before it can change p: its second pass computes u again from p, m, v (16
 // bytes); storing u would move 20.
 // Tensors are cut into chunks of one size; the sums of chunks are added in their order, whichever threads computed them.
+#include <limits>
 #include <type_traits>
 
 #include "columns.h"
@@ -118,7 +119,9 @@ inline Vec advance(const OptimizerTensor& t, const Rates& rates, int64_t i, Vec 
     const Vec before = load(t.first + i, lanes), square = load(t.second + i, lanes);
     // m - (1-b1) m instead of b1 m: the distance to 1 of 0.999 rounded to float32, which matters, has an error of 1e-5.
     const Vec m = fma(rates.rate1, g, fma(set(0.0f) - rates.rate1, before, before));
-    const Vec v = fma(rates.rate2, g * g, fma(set(0.0f) - rates.rate2, square, square));
+    // Below infinity, of which the next step would make inf - inf; the second number of min is the one that may be NaN.
+    const Vec moved = fma(rates.rate2 * g, g, fma(set(0.0f) - rates.rate2, square, square));
+    const Vec v = min(set(std::numeric_limits<float>::max()), moved);
     // Moments that never moved are not written: their pages have no memory of their own yet (ops/_few_rows.py), and threads
     // that read the system's page of zeros must not fetch it to write.
     if (!zero || any_bit(before) || any_bit(square)) {

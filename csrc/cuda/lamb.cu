@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cfloat>
+
 #include "launch.h"
 
 namespace fastbert {
@@ -105,7 +107,9 @@ template <class P, class G> __global__ void __launch_bounds__(THREADS) measure_k
             const float given = g[i] * scale;
             // m - (1-b1) m instead of b1 m: the distance to 1 of 0.999 rounded to fp32, which matters, has an error of 1e-5.
             m[i] = m[i] - r.rate1 * m[i] + r.rate1 * given;
-            v[i] = v[i] - r.rate2 * v[i] + r.rate2 * (given * given);
+            // Below infinity, of which the next step would make inf - inf.
+            const float square = v[i] - r.rate2 * v[i] + r.rate2 * given * given;
+            v[i] = square > FLT_MAX ? FLT_MAX : square;
             const float u = at + i < t.size ? update(r, m[i], v[i], p[i]) : 0.0f;
             of_weights += p[i] * p[i];
             of_updates += u * u;

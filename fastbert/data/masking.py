@@ -93,7 +93,7 @@ class Masker:
         begins = ~self.continuation[ids[candidates]]
         begins[:1] = True
         # A segment whose front was cut can begin with "##ing", which is not part of the word before the [SEP].
-        begins[1:] |= candidates[1:] != candidates[:-1] + 1
+        begins[1:] |= (candidates[1:] != candidates[:-1] + 1) | (sample[1:] != sample[:-1])
         first = np.flatnonzero(begins)
         size = np.diff(np.append(first, len(candidates)))
         order = np.lexsort((randomness.uniform(randomness.key(token_keys[first], _CHOOSE)), sample[first]))

@@ -25,6 +25,21 @@ def _gradient_again(ctx, saved, dout: Tensor) -> tuple[Tensor | None, ...]:
     return *gradients_of(attend, saved, dout), None
 
 
+def _has_rows_at_the_end(mask: Tensor | None) -> bool:
+    """Whether there is a query all of whose keys have very negative numbers that are not -inf, as transformers' masks
+    have for the pads of a batch. The gradient of torch's fused attention is wrong there: it keeps the logarithm of a
+    row's sum, and beside -3e38 nothing is left of that."""
+    if mask is None or not mask.numel():
+        return False
+    largest = mask.detach().amax(-1)
+    return bool(((largest < -1e3) & largest.isfinite()).any())
+
+
+def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """A mask in another dtype; in float16, numbers that it has not are its least, and not -inf."""
+    return torch.where(x.isinf(), x, x.clamp(min=torch.finfo(dtype).min)).to(dtype) if x.dtype != dtype else x
+
+
 class _Recomputed(torch.autograd.Function):
     """torch's fused attention, whose gradient on a CPU is an operator that has none itself.
 
@@ -43,8 +58,12 @@ class _Recomputed(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:4]
         given = [None if x is None else x.detach().requires_grad_(want) for x, want in zip(saved, wanted, strict=True)]
         with torch.enable_grad():
-            out = F.scaled_dot_product_attention(*given, scale=ctx.scale)
-        found = iter(torch.autograd.grad(out, [x for x in given if x is not None and x.requires_grad], dout))
+            if _has_rows_at_the_end(given[3]):
+                out, _ = reference.attention_padded(*given, softmax_scale=ctx.scale)
+            else:
+                out = F.scaled_dot_product_attention(*given, scale=ctx.scale)
+        inputs = [x for x in given if x is not None and x.requires_grad]
+        found = iter(torch.autograd.grad(out, inputs, dout, allow_unused=True))  # without rows, a mask is
         return *(next(found) if want else None for want in wanted), None
 
 
@@ -65,11 +84,13 @@ def attention_padded(
 ) -> tuple[Tensor, Tensor | None]:
     if not probabilities and dropout is None:
         # Since torch 2.5, rows without keys give 0 here too, and a mask that requires a gradient gets it.
-        if torch.compiler.is_compiling():
+        recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
+        if not torch.compiler.is_compiling():
+            dtype = product_dtype(q)
+            mask = None if mask is None else _in(dtype, mask)
+            return _Recomputed.apply(*(x.to(dtype) for x in (q, k, v)), mask, softmax_scale), None
+        if not recorded:  # a compiler cannot ask what is in the mask
             return F.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale), None
-        dtype = product_dtype(q)
-        tensors = (None if x is None else x.to(dtype) for x in (q, k, v, mask))
-        return _Recomputed.apply(*tensors, softmax_scale), None
     options = {"softmax_scale": softmax_scale, "dropout": dropout, "keep_mask": keep_mask}
     out, probs = reference.attention_padded(q, k, v, mask, **options)
     return out, probs if probabilities else None

@@ -23,11 +23,12 @@ def _forward_fake(x, threshold, seed, offset, site, rng, rows) -> Tensor:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.dropout = inputs[1:]
+    _, *ctx.dropout, rows = inputs
+    ctx.save_for_backward(rows)
 
 
 def _gradient(ctx, dout: Tensor):
-    return _dropout(dout, *ctx.dropout), *(None,) * 6
+    return _dropout(dout, *ctx.dropout, *ctx.saved_tensors), *(None,) * 6
 
 
 _dropout = _define.define(

@@ -93,20 +93,21 @@ def _backward_fake(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, weight, bias, ctx.eps, x_bias, residual, *dropout, _save = inputs
+    x, weight, bias, ctx.eps, x_bias, residual, *dropout, rows, _save = inputs
     _, total, mean, rstd = output
     plain = _is_plain(x, x_bias, residual, dropout[0])
     ctx.mark_non_differentiable(mean, rstd, *([total] if plain else []))
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x if plain else total, mean, rstd, weight)
+    ctx.save_for_backward(x if plain else total, mean, rstd, weight, rows)
     ctx.shape = x.shape
     ctx.dropout, ctx.has_residual, ctx.has_x_bias = dropout, residual is not None, x_bias is not None
     ctx.dtypes = weight.dtype, bias.dtype, x_bias.dtype if x_bias is not None else None
 
 
 def _by_kernel(ctx, saved, dout: Tensor) -> LayerNormGradients:
+    *tensors, rows = saved
     dx, dresidual, dweight, dbias, dx_bias = _layer_norm_backward(
-        dout, *saved, *ctx.dropout, ctx.has_residual, ctx.has_x_bias
+        dout, *tensors, *ctx.dropout, rows, ctx.has_residual, ctx.has_x_bias
     )
     of_weight, of_bias, of_x_bias = ctx.dtypes
     dresidual = dresidual if ctx.dropout[0] else dx
@@ -114,9 +115,8 @@ def _by_kernel(ctx, saved, dout: Tensor) -> LayerNormGradients:
     return LayerNormGradients(dx, dresidual, dweight.to(of_weight), dbias.to(of_bias), dx_bias)
 
 
-def _dropout(ctx, _saved) -> tuple[Dropout | None, Tensor | None]:
-    *arguments, rows = ctx.dropout
-    return _dropout_schema.dropout_of(*arguments), rows
+def _dropout(ctx, saved) -> tuple[Dropout | None, Tensor | None]:
+    return _dropout_schema.dropout_of(*ctx.dropout), saved[-1]
 
 
 _layer_norm_backward = _define.define(

@@ -261,7 +261,7 @@ def scaled_gradients(batch: Batch, scale: Tensor | float) -> list[Tensor]:
     gradients = [g.to(t.dtype) for g, t in zip(batch.gradients, batch.targets, strict=True)]
     if isinstance(scale, float) and scale == 1.0:
         return gradients
-    return [g * (scale.to(g.device) if isinstance(scale, Tensor) else scale) for g in gradients]
+    return [g * (scale.to(g.device, g.dtype) if isinstance(scale, Tensor) else scale) for g in gradients]
 
 
 def advance(batch: Batch, gradients: list[Tensor]) -> list[Tensor]:

@@ -164,12 +164,12 @@ def device_step(
     """Computes the norm, clips the gradients and updates every parameter that has one; if the norm is not finite,
     nothing is changed.
 
-    Run it once before capturing it, and again after rates other than ``lr`` were changed: it reads them when it runs. In
-    a replay it does not see that 16-bit parameters were written in place since (a mask, loaded weights): call `prepare`
-    before the replay, and the master weights follow. The step counts are copied back to the host by ``state_dict``, ``settle`` or the next ``optimizer.step``. After
-    ``optimizer.step`` the counts stay on the host, so a graph must be captured again; so it must after parameters were
-    added, frozen or unfrozen and after ``load_state_dict``: until then replays update what there was before, which is
-    kept for them.
+    Run it once before capturing it, and again after rates other than ``lr`` were changed: it reads them when it runs.
+    In a replay it does not see that 16-bit parameters were written in place since (a mask, loaded weights): call
+    `prepare` before the replay, and the master weights follow. The step counts are copied back to the host by
+    ``state_dict``, ``settle`` or the next ``optimizer.step``. After ``optimizer.step`` the counts stay on the host, so
+    a graph must be captured again; so it must after parameters were added, frozen or unfrozen and after
+    ``load_state_dict``: until then replays update what there was before, which is kept for them.
 
     Args:
         optimizer: an `AdamW` or a `Lamb`.

@@ -80,7 +80,7 @@ def _lamb(batches: list[Batch], scale: torch.Tensor | float = 1.0) -> None:
         updates = directions(batch, scaled_gradients(batch, scale))
         trusts = _trusts(batch.group, batch.targets, updates)
         for target, update, trust in zip(batch.targets, updates, trusts, strict=True):
-            target.add_(update * trust, alpha=-batch.group["lr"])
+            target.add_(update * trust, alpha=-float(batch.group["lr"]))
         write_back(batch)
 
 

@@ -88,7 +88,9 @@ def attention(
         order.append(tokens)
 
     if not outputs:
-        return torch.zeros_like(q) + 0 * (q + k + v)
+        # Zeros whose gradients are zeros, whatever is in tokens of no sequence.
+        inputs = q + k + v if bias is None else q + k + v + bias.sum().to(q.dtype)
+        return torch.where(torch.zeros_like(q, dtype=torch.bool), inputs, torch.zeros_like(q))
     if len(outputs) == 1 and outputs[0].shape[0] == num_tokens:
         return outputs[0]
     tokens = torch.cat(order)

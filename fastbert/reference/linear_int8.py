@@ -86,5 +86,5 @@ def linear_int8(
         out = out + bias.to(dtype)
     if activation is not None:
         out = F.gelu(out, approximate=activation)
-    out = out.reshape(*shape[:-1], -1)
+    out = out.reshape(*shape[:-1], out.shape[-1])
     return out if residual is None else out + residual.to(dtype)

@@ -22,6 +22,7 @@ from torch import Tensor
 from .common import cdiv, kernel
 
 CHUNK = tl.constexpr(16384)
+_LARGEST = tl.constexpr(3.4028234663852886e38)  # in float32
 # Four elements a thread, a 128-bit load from each array; with eight, registers spill in bf16 on sm_90.
 BLOCK, WARPS = 1024, 8
 SUMS = 1024  # the number of sums that a program adds up at a time
@@ -86,7 +87,8 @@ def advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates):
     v = tl.load(second_ptr + at, mask=inside, other=0.0)
     # m - (1-b1) m instead of b1 m: the distance to 1 of 0.999 rounded to fp32, which matters, has an error of 1e-5.
     m = m - tl.load(rates + RATE1) * m + tl.load(rates + RATE1) * g
-    v = v - tl.load(rates + RATE2) * v + tl.load(rates + RATE2) * (g * g)
+    v = v - tl.load(rates + RATE2) * v + tl.load(rates + RATE2) * g * g
+    v = tl.where(v > _LARGEST, _LARGEST, v)  # below infinity, of which the next step would make inf - inf
     tl.store(first_ptr + at, m, mask=inside)
     tl.store(second_ptr + at, v, mask=inside)
     return tl.where(inside, update(m, v, p, rates), 0.0)

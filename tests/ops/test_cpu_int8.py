@@ -321,6 +321,13 @@ def test_a_weight_without_inputs(level):
     assert torch.equal(got, bias + residual)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_batch_without_rows(backend):
+    packed = ops.pack_int8(torch.randn(18, 40))
+    with ops.backend(backend):
+        assert ops.linear_int8(torch.empty(2, 0, 40), packed, 18).shape == (2, 0, 18)
+
+
 @pytest.mark.parametrize("offset", [1, 32])
 def test_a_packed_weight_anywhere_in_memory(level, offset):
     x, packed = torch.randn(5, 70), ops.pack_int8(torch.randn(18, 70))

@@ -207,6 +207,16 @@ def test_numbers_that_are_not_those_of_the_rows_are_refused(rows):
             call()
 
 
+@pytest.mark.parametrize("op", ["dropout", "layer_norm"])
+def test_numbers_of_rows_that_are_written_before_the_backward_pass_are_told(op):
+    x, weight, rows = torch.randn(4, 8, requires_grad=True), torch.ones(8), torch.arange(4)
+    options = {"dropout": DROPOUT, "rows": rows}
+    out = ops.dropout(x, DROPOUT, rows) if op == "dropout" else ops.layer_norm(x, weight, weight, 1e-5, **options)
+    rows += 100
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", [(7, 2), (5, 13), (40, 100), (6, 3001)])

@@ -244,14 +244,46 @@ def test_a_model_of_another_dtype_goes_on_with_the_state(optimizer_class, dtype,
 @pytest.mark.parametrize("make", [AdamW, partial(AdamW, correct_bias=True), Lamb])
 def test_a_rate_may_be_a_tensor(make, backend):
     stepped = []
-    for rate in (0.125, torch.tensor(0.125)):
+    for rate in (0.125, torch.tensor(0.125), torch.tensor([0.125])):
         params = random_pair(1)
         torch.manual_seed(0)
         feed(params, 0)
         with ops.backend(backend):
             make(params, lr=rate).step()
         stepped.append([p.detach() for p in params])
-    torch.testing.assert_close(*stepped, rtol=1e-6, atol=1e-7)
+    for other in stepped[1:]:
+        torch.testing.assert_close(stepped[0], other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("make", [AdamW, partial(Lamb, variant="clamped"), partial(Lamb, max_grad_norm=None)])
+@pytest.mark.parametrize("large", [1e20, 1e30])
+def test_a_gradient_whose_square_overflows(make, backend, large):
+    """torch's AdamW goes on too: an average of squares that was infinite made the next step's weight NaN."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        p = torch.nn.Parameter(torch.ones(40, dtype=dtype))
+        optimizer = make([p], lr=1e-3)
+        for size in (1e-2, large, 1e-2, 1e-2):
+            p.grad = torch.full_like(p, 1e-2)
+            p.grad[3] = size
+            with ops.backend(backend if dtype == torch.float32 else "reference"):
+                optimizer.step()
+        found.append(p.detach())
+    assert found[0].isfinite().all()
+    assert (found[0] < 1).all()
+    if large < 1e30:  # whose square times 0.001 is a number of float32
+        torch.testing.assert_close(found[0].double(), found[1], rtol=0, atol=1e-6)
+
+
+def test_tensors_of_two_sizes_and_dtypes_divided_by_their_norm():
+    params = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)), torch.nn.Parameter(torch.tensor(1.0))]
+    for p in params:
+        p.grad = torch.full_like(p, 9.0)
+    with ops.backend("reference"):
+        Lamb(params).step()
+    assert params[1].dtype == torch.float32
+    assert all((p < 1).all() for p in params)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

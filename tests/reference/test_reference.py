@@ -133,6 +133,15 @@ def test_attention_packed_equals_padded():
     assert torch.equal(empty, torch.zeros_like(empty))
 
 
+def test_tokens_of_no_sequence_give_zeros_and_get_them():
+    q, k, v = (torch.full((3, 2, 4), math.inf, requires_grad=True) for _ in range(3))
+    bias = torch.randn(2, 5, requires_grad=True)
+    out = reference.attention(q, k, v, torch.zeros(2, dtype=torch.int32), 0, bias=bias)
+    assert torch.equal(out, torch.zeros(3, 2, 4))
+    for gradient in torch.autograd.grad(out.sum(), [q, k, v, bias]):
+        assert not gradient.any()
+
+
 @pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float16).min])
 def test_a_row_without_keys_has_finite_results_and_gradients(lowest):
     # In float16 a negative score beside the lowest number is -inf, for every key of the row.
