@@ -20,7 +20,7 @@ Tasks:
 Files of rows:
 
     files, tables, csv_records, hub_files    lines; tab-separated; CSV; JSON lines and Parquet
-    table_records                            tab-separated or CSV, by the names of columns
+    table_records, tab_rows                  tab-separated or CSV, by the names of columns; rows with quotes
     exported, class_labels                   GLUE as data-set hubs export it, and what labels mean there
     labelled, typed                          labels before a text or as a directory; JSON on standard input
     label_warnings, parts                    labels that are perhaps not what they are taken for; parts in one table

@@ -117,6 +117,8 @@ class ColumnFile:
         width: the number of columns.
         letters: the letters of its tagging scheme.
         labelled: whether the last column holds tags.
+        tabbed: whether lines of words have tabs.
+        opened: whether all its sentences open with a line like a comment.
     """
 
     blocks: list[Block]
@@ -124,14 +126,19 @@ class ColumnFile:
     width: int
     letters: str
     labelled: bool
+    tabbed: bool = False
+    opened: bool = False
 
-    def is_comment(self, line: str, columns: Sequence[str]) -> bool:
-        """Whether a line at the beginning of a sentence is a comment; # may be a word too, if it has a tag."""
+    def is_comment(self, line: str, columns: Sequence[str], first: bool) -> bool:
+        """Whether a line at the beginning of a sentence, its ``first`` one or one after comments, is a comment; # may
+        be a word too, if it has a tag."""
         if not _COMMENT.match(line):
             return False
         if self.labelled:
             return not is_tag(columns[-1], self.letters)
-        return (line.count("\t") + 1 if self.tabs else len(columns)) != self.width
+        # As many columns as a word has may be chance: MultiCoNER's "# id ID<TAB>domain=en" beside "word _ _ _".
+        width = line.count("\t") + 1 if self.tabs else len(columns)
+        return width != self.width or (first and self.opened) or (self.width > 1 and ("\t" in line) != self.tabbed)
 
 
 def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Iterable[str] = ()) -> ColumnFile:
@@ -160,10 +167,13 @@ def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Ite
         _add_types(blocks)
     letters = letters_of(map(_lasts, blocks))
     labelled = width > 1 and any(is_tag(last, letters) for block in blocks for last in _lasts(block))
-    file = ColumnFile(blocks, tabs, width, letters, labelled)
+    lines = [line for block in blocks for _, line in block.lines]
+    tabbed = any("\t" in line and not _COMMENT.match(line) for line in lines)
+    opened = len(blocks) > 1 and all(block.lines and _COMMENT.match(block.lines[0][1]) for block in blocks)
+    file = ColumnFile(blocks, tabs, width, letters, labelled, tabbed, bool(opened))
     for block in blocks:
-        pairs = zip(block.lines, block.columns, strict=True)
-        comments = sum(1 for _ in itertools.takewhile(lambda pair: file.is_comment(pair[0][1], pair[1]), pairs))
+        rows = zip(itertools.count(), block.lines, block.columns, strict=False)
+        comments = sum(1 for _ in itertools.takewhile(lambda row: file.is_comment(row[1][1], row[2], not row[0]), rows))
         del block.lines[:comments], block.columns[:comments]
     return replace(file, blocks=[block for block in blocks if block.lines or block.broken])
 

@@ -18,7 +18,7 @@ _ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
 
 def csv_fields(text: str, separator: str) -> list[str]:
     """The fields of a row on one line; empty if it breaks CSV's rules."""
-    return _next_row([text], separator)[0]
+    return next_row([text], separator)[0]
 
 
 def csv_records(
@@ -50,7 +50,7 @@ def _records(
     lines: Iterable[tuple[int, str]], header: Sequence[str] | None, separator: str, before: int
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
     """`csv_records`, with rows of empty fields at the end."""
-    ahead = _Ahead(lines)
+    ahead = Ahead(lines)
     while (line := ahead.peek(0)) is not None:
         number, text = line
         yield from ((lost, None) for lost in range(before + 1, number))
@@ -61,7 +61,7 @@ def _records(
         following = itertools.takewhile(lambda one: one is not None, map(ahead.peek, range(1, MAX_LINES)))
         lone = header is not None and len(header) == 1
         rows = itertools.chain([text], (one for _, one in following))
-        fields, taken = _lone_row(rows) if lone else _next_row(rows, separator)
+        fields, taken = _lone_row(rows) if lone else next_row(rows, separator)
         if not fields:
             fields, taken = [text] if lone else _loose_row(text, separator), 1
         if header is None and fields:
@@ -74,7 +74,7 @@ def _records(
         yield number, dict(zip(header, map(str.strip, fields), strict=True)) if fits else {}
 
 
-class _Ahead:
+class Ahead:
     """A buffer of lines that can be looked at before they are consumed."""
 
     def __init__(self, lines: Iterable[tuple[int, str]]):
@@ -99,25 +99,25 @@ class _Ahead:
         return last
 
 
-def _next_row(lines: Iterable[str], separator: str = ",") -> tuple[list[str], int]:
+def next_row(lines: Iterable[str], separator: str = ",") -> tuple[list[str], int]:
     """The fields of the first row in these lines, and the number of its lines; empty if it breaks CSV's rules."""
     reader = csv.reader((line + "\n" for line in lines), strict=True, delimiter=separator)
     return _next(reader), reader.line_num
 
 
 def _lone_row(lines: Iterator[str]) -> tuple[list[str], int]:
-    """`_next_row` for a file with one column. Blanks around the quotes are dropped."""
+    """`next_row` for a file with one column. Blanks around the quotes are dropped."""
     text = next(lines)
     if not text.lstrip().startswith('"'):
         return [text], 1
-    fields, taken = _next_row([text.strip()])
-    return (fields, taken) if fields else _next_row(itertools.chain([text.lstrip()], lines))
+    fields, taken = next_row([text.strip()])
+    return (fields, taken) if fields else next_row(itertools.chain([text.lstrip()], lines))
 
 
 def _loose_row(text: str, separator: str) -> list[str]:
     """The fields of a line in which quotes inside of a quoted field are not doubled: by backslashes before them, which
     Spark and MySQL write, or if their number is even."""
-    fields = _next_row([_ESCAPED.sub(r'\1""', text)], separator)[0]
+    fields = next_row([_ESCAPED.sub(r'\1""', text)], separator)[0]
     return fields or (_next(csv.reader([text], delimiter=separator)) if text.count('"') % 2 == 0 else [])
 
 

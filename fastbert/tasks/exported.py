@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import DataError
 from ..text_files import without_gz
-from .bad_rows import called, numbered
+from .bad_rows import called
 from .base import LabelColumns, Row
 from .class_labels import check_class_names, say_if_number
-from .csv_records import csv_records
+from .csv_records import csv_fields, csv_records
 from .files import shorten
 from .hub_files import Record
 from .parts import SPLIT, Parts
@@ -211,15 +211,16 @@ def _numbered_columns(
     """(index, record) of the rows of a file without a header, whose columns are called 1, 2, ...; None for standard
     input with fewer columns, which are nothing but texts."""
     last, lines = max(map(int, task.text_columns)), itertools.chain([first], lines)
-    # Texts may contain commas and tabs. Commas separate columns only in a .csv whose first line begins with a quote or
-    # has no tab.
-    if _is_csv(path) and (first[1].startswith('"') or "\t" not in first[1]):
+    # Texts may contain commas and tabs. Commas separate columns only in a .csv whose first line begins with a quote, or
+    # has too few tabs for the columns that are wanted.
+    tabs = first[1].count("\t")
+    if _is_csv(path) and (not tabs or first[1].startswith('"') or tabs + 1 < last <= len(csv_fields(first[1], ","))):
         found = csv_records(lines, None, before=first[0] - 1)
         row = next(found, (first[0], {}))
         count, rows = len(row[1] or ()), enumerate(itertools.chain([row], found), lost)
     else:
-        count = first[1].count("\t") + 1
-        rows = numbered(tab_records(lines, [str(number) for number in range(1, count + 1)]), task.bad_rows, lost)
+        count = tabs + 1
+        rows = enumerate(tab_records(lines, [str(number) for number in range(1, count + 1)], first[0] - 1), lost)
         if count < last and os.fspath(path) == "-":
             return None
     if count < last:

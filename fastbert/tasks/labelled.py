@@ -20,11 +20,12 @@ _LINES = (
     # TREC's questions have two labels, as in DESC:manner, which data-set hubs put into columns of these names.
     re.compile(r"(?P<fine_label>(?P<coarse_label>ABBR|DESC|ENTY|HUM|LOC|NUM):[a-z]+)[ \t]+(?P<text>.+)"),
     re.compile(r"__label__(?P<label>\S+)[ \t]+(?!__label__)(?P<text>.+)"),  # fastText's
-    re.compile(r"\((?P<label>[0-4]) (?P<tree>\([0-4] .+\)|[^\s()]+)\)"),  # Stanford's sentiment trees, SST-5
+    re.compile(r"\((?P<label>[0-4]) (?P<tree>\([0-4] .+\)|[^ \t()]+)\)"),  # Stanford's sentiment trees, SST-5
 )
 # fastText's, with several labels.
 _SEVERAL = re.compile(r"(?P<several>(?:__label__\S+[ \t]+)+)(?P<text>(?!__label__).+)")
-_LEAF = re.compile(r"\([0-4] ([^\s()]+)\)")
+# A word may have a no-break space in it, as "8 1/2" has. Every phrase without others in it is a word.
+_LEAF, _INNERMOST = re.compile(r"\([0-4] ([^ \t()]+)\)"), re.compile(r"\([^()]*\)")
 UNLABELLED = "unsup"
 """IMDB's directory of texts without a class."""
 
@@ -59,7 +60,11 @@ def _matched(
             if several := values.pop("several", None):
                 values["label"] = [label.removeprefix("__label__") for label in several.split()]
             if values.pop("tree", None) is not None:  # a class for every phrase; the sentence's is that of the root
-                values["text"] = " ".join(_LEAF.findall(line))
+                words = _LEAF.findall(line)
+                if len(words) != len(_INNERMOST.findall(line)):
+                    bad_rows.refuse(f"{where}: expected a tree of words, each with its class, got {shorten(line)!r}")
+                    continue
+                values["text"] = " ".join(words)
             yield Record(where, {"label": values.get("coarse_label"), **values})
         elif line.strip():
             labels = "labels" if form is _SEVERAL else "one label"

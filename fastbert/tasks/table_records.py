@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from .bad_rows import BadRows, called, numbered
+from .bad_rows import BadRows, called
 from .csv_records import csv_fields, csv_records
 from .hub_files import Record
+from .tab_rows import quoted_rows
 from .tables import rows_below, without_blank_end
 
 
@@ -36,10 +37,10 @@ def table_records(
         bad_rows: what to do with the header in a later line.
     """
     lines = rows_below(header, lines, columns, path, bad_rows)
+    # Not by `numbered`: lines are read ahead, so that lines are refused before earlier rows are yielded; for them there
+    # is None.
     if separator == "\t":
-        return to_records(path, numbered(tab_records(lines, columns), bad_rows))
-    # Not by `numbered`: lines are read ahead, so that lines are refused before earlier rows are yielded. csv_records
-    # yields None for them instead.
+        return to_records(path, enumerate(tab_records(lines, columns, header[0])))
     return to_records(path, enumerate(csv_records(lines, columns, separator, header[0])))
 
 
@@ -51,12 +52,21 @@ def to_records(
         yield index, None if values is None else Record(f"{called(path)}, line {number}", values)
 
 
-def tab_records(lines: Iterator[tuple[int, str]], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def tab_records(
+    lines: Iterator[tuple[int, str]], columns: Sequence[str], before: int
+) -> Iterator[tuple[int, dict[str, str] | None]]:
     """(line number, values by column) of tab-separated rows; values are {} for a row with another number of columns,
-    as an empty line is between rows of several."""
-    for number, line in without_blank_end(lines):
-        fields = [unquoted(field.strip()) for field in line.split("\t")]
-        yield number, dict(zip(columns, fields, strict=True)) if len(fields) == len(columns) else {}
+    as an empty line is between rows of several, and None for a line that was refused before (as in `csv_records`).
+
+    Args:
+        lines: the rows' lines, with their numbers.
+        columns: the names of the columns.
+        before: the number of the line before the first row.
+    """
+    for number, _, found in quoted_rows(without_blank_end(lines), len(columns), before):
+        fields = [unquoted(field.strip()) for field in found or ()]
+        fits = len(fields) == len(columns)
+        yield number, None if found is None else dict(zip(columns, fields, strict=True)) if fits else {}
 
 
 def unquoted(field: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..errors import DataError
 from .bad_rows import STRICT, BadRows, at_least_one, called
 from .files import read_lines, shorten
+from .tab_rows import plain_rows, quoted_rows
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ def read_table(
     hint: str = "",
     is_bare: Callable[[Sequence[str]], bool] = lambda fields: True,
     extra: bool = False,
+    quoted: bool = False,
     bad_rows: BadRows = STRICT,
     lines: Iterator[tuple[int, str]] | None = None,
 ) -> Table:
-    """Reads a tab-separated file. Quotes are plain characters, and only line feeds end a row.
+    """Reads a tab-separated file. Quotes are plain characters, and only line feeds end a row, unless it is ``quoted``.
 
     Args:
         path: the file, or ``-`` for standard input.
@@ -74,6 +76,7 @@ def read_table(
         hint: what the user can do if the header has other columns, for messages.
         is_bare: whether a first line with as many fields as the first of ``bare`` is a row of that form.
         extra: whether rows in the first form of ``bare`` may have more columns, which are dropped.
+        quoted: whether a CSV writer may have put quotes around texts with tabs or line ends (`tab_rows`).
         bad_rows: what to do with rows of too few or too many columns, empty lines between rows and lines that are not
             UTF-8.
         lines: the file's lines, from `read_lines` with the same bad_rows; None to read them here.
@@ -105,32 +108,33 @@ def read_table(
     check_once([name for name in kept if name in needed], columns, f"{path}, line {first[0]}")
     # Rows are counted from the line after the header, or from the first line if there is no header.
     last = 0 if pending else first[0]
-    rows = _rows(path, itertools.chain(pending, lines), last, columns, kept, extra, bad_rows)
+    found = without_blank_end(itertools.chain(pending, lines))
+    read = quoted_rows(found, len(columns), last) if quoted else plain_rows(found, last)
+    rows = _rows(path, read, columns, kept, extra, bad_rows)
     return Table(kept, at_least_one(rows, path, bad_rows), f"{path}, line {first[0]}", columns)
 
 
 def _rows(
     path: str,
-    lines: Iterable[tuple[int, str]],
-    last: int,
+    rows: Iterable[tuple[int, str, list[str] | None]],
     columns: Sequence[str],
     kept: Sequence[str],
     extra: bool,
     bad_rows: BadRows,
 ) -> Iterator[Line]:
-    """The usable rows among a table's lines, which come after the line of number ``last``."""
+    """The usable rows among those of `tab_rows`."""
     at = [columns.index(name) for name in kept]
     index, blank = 0, None
-    for number, line in without_blank_end(lines):
-        index += number - last - 1  # lines that were not UTF-8 were rows too
-        last = number
+    for number, line, fields in rows:
+        if fields is None:  # lines that were not UTF-8 were rows too
+            index += 1
+            continue
         if not line.strip() and "\t" not in line:  # tabs alone are a row of empty fields, as ",," is in a .csv
             blank = blank or number
             continue
         if blank is not None:
             bad_rows.refuse(f"{path}, line {blank}: expected {_counted(columns)}, got an empty line")
             blank = None
-        fields = line.split("\t")
         if _fits(fields, columns, extra):
             yield Line(number, index, [fields[i] for i in at])
         else:

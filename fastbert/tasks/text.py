@@ -53,6 +53,7 @@ class TextTask(FeatureTask):
         bare_columns: the columns of files without a header; empty if the task has no such files.
         extra_columns: whether rows of such files may have further columns.
         own_files: whether labels may also be where `labelled` looks for them.
+        quoted: whether tab-separated texts may have the quotes of a CSV writer.
         several_labels: whether a text may have several labels, or none.
         only_texts: whether no other columns are read; then standard input needs a header too, whose lines may
             otherwise be nothing but texts.
@@ -70,6 +71,7 @@ class TextTask(FeatureTask):
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
     own_files: bool = False
+    quoted: bool = False
     several_labels: bool = False
     only_texts: bool = False
     columns_hint: str = " (--text-columns and --label-column name others)"
@@ -181,6 +183,7 @@ class TextTask(FeatureTask):
             hint=self.columns_hint,
             is_bare=self.is_bare,
             extra=self.extra_columns,
+            quoted=self.quoted,
             bad_rows=self.bad_rows,
             lines=lines,
         )

@@ -31,6 +31,7 @@ class OwnFiles(TextTask):
     ``id``; or with the columns that `TaskOptions` names, one for a text or two for a pair."""
 
     text_columns = ("text",)
+    quoted = True
     counts = (1, 2)
     no_label = ()
 

@@ -270,6 +270,22 @@ def test_comments_of_medline_and_klue(tmp_path):
     assert read(tmp_path / "f.txt", text) == [*TWO, (("##",), ("O",))]
 
 
+@pytest.mark.parametrize("comment", ["# id 5239d808\tdomain=en", "# sent_id = 5"])
+def test_comments_with_as_many_columns_as_words(tmp_path, comment):
+    """MultiCoNER's test files have no tags, but places for them."""
+    (tmp_path / "test.conll").write_text(f"{comment}\nit _ _ _\nrose _ _ _\n\n{comment}\n# _ _ _\n1 _ _ _\n")
+    task = registry.get("ner")
+    task.predicting = True
+    assert [row.texts for row in task.read(tmp_path / "test.conll")] == [("it", "rose"), ("#", "1")]
+
+
+def test_a_number_sign_that_opens_a_sentence_is_a_word(tmp_path):
+    (tmp_path / "test.conll").write_text("# NN\n1 CD\n\nit PRP\nrose VBD\n")
+    task = registry.get("ner")
+    task.predicting = True
+    assert [row.texts for row in task.read(tmp_path / "test.conll")] == [("#", "1"), ("it", "rose")]
+
+
 def test_bmes_is_refused_with_what_makes_iobes_of_it(tmp_path):
     """The Chinese resumes and OntoNotes 4 are published so."""
     path, text = (

@@ -95,6 +95,17 @@ def test_sentiment_trees_have_the_class_of_their_root(tmp_path):
     assert "line 3: expected one label" in task.bad_rows.reasons[0]
 
 
+def test_words_of_sentiment_trees_may_have_a_no_break_space(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("(3 (2 (2 nearly) (2 8\xa01\\/2)) (2 .))\n(2 8\xa01\\/2)\n(2 (2 a) (2 b c))\n", encoding="utf-8")
+    task = registry.get("text-classification")
+    task.bad_rows = BadRows(skip=True)
+    assert [(row.texts[0], row.label) for row in task.read(path)] == [("nearly 8\xa01\\/2 .", "3"), ("8\xa01\\/2", "2")]
+    assert task.bad_rows.reasons[0].endswith(
+        "line 3: expected a tree of words, each with its class, got '(2 (2 a) (2 b c))'"
+    )
+
+
 def test_lines_are_looked_at_where_columns_have_no_names(tmp_path):
     """A text may look so too, in a column of its own."""
     path = tmp_path / "f.tsv"
