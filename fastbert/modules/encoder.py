@@ -188,7 +188,8 @@ class BertEncoder(nn.Module):
             dtypes are those of transformers: float32 for float32 hidden_states.
 
         Raises:
-            InputError: shapes do not fit, or an argument is unknown or only for decoders.
+            InputError: shapes do not fit, an argument is unknown or only for decoders, or the model of transformers 5
+                asks for hidden states or attentions, which it would not take from here.
         """
         hooks.look_for_replaced()
         if layout is not None:
@@ -203,6 +204,12 @@ class BertEncoder(nn.Module):
             past_key_values=past_key_values,
             cache=cache,
         )
+        # Of the models that pass these two, transformers 5's, which collects both from its own layers alone.
+        if (output_hidden_states or output_attentions) and {"position_ids", "use_cache"} <= more.keys():
+            raise InputError(
+                "transformers' model takes hidden states and attentions from its own layers and would return none of "
+                "this encoder's: use fastbert.patch(model) in its place"
+            )
         key = (dropout_key or rng.current()) if self.training else None
         cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         max_seqlen = max_length_q if max_seqlen is None else max_seqlen

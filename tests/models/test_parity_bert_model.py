@@ -272,6 +272,19 @@ def test_the_encoder_inside_a_transformers_model(mask_name, attention):
     hf.assert_same_gradients(swapped, theirs, torch.float32)
 
 
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_the_encoder_inside_a_transformers_model_that_is_asked_for_more(name):
+    """transformers 5 collects these from its own layers; 4 takes what the encoder returns."""
+    swapped, _ = hf.pair("BertModel", attention="eager")
+    swapped.encoder = fastbert.BertEncoder(swapped.config).eval()
+    if transformers.__version__.startswith("4."):
+        states = swapped(**hf.inputs(), **{name: True})
+        assert len(states[-1]) == swapped.config.num_hidden_layers + (name == "output_hidden_states")
+    else:
+        with pytest.raises(InputError, match=r"would return none of this encoder's: use fastbert\.patch"):
+            swapped(**hf.inputs(), **{name: True})
+
+
 class _Ranker(nn.Module):
     """Someone's own module around transformers' encoder, which it calls in its own way."""
 
