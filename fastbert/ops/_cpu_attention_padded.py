@@ -35,11 +35,6 @@ def _has_rows_at_the_end(mask: Tensor | None) -> bool:
     return bool(((largest < -1e3) & largest.isfinite()).any())
 
 
-def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
-    """A mask in another dtype; in float16, numbers that it has not are its least, and not -inf."""
-    return torch.where(x.isinf(), x, x.clamp(min=torch.finfo(dtype).min)).to(dtype) if x.dtype != dtype else x
-
-
 class _Recomputed(torch.autograd.Function):
     """torch's fused attention, whose gradient on a CPU is an operator that has none itself.
 
@@ -84,13 +79,14 @@ def attention_padded(
 ) -> tuple[Tensor, Tensor | None]:
     if not probabilities and dropout is None:
         # Since torch 2.5, rows without keys give 0 here too, and a mask that requires a gradient gets it.
-        recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
-        if not torch.compiler.is_compiling():
-            dtype = product_dtype(q)
-            mask = None if mask is None else _in(dtype, mask)
-            return _Recomputed.apply(*(x.to(dtype) for x in (q, k, v)), mask, softmax_scale), None
-        if not recorded:  # a compiler cannot ask what is in the mask
-            return F.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale), None
+        if torch.compiler.is_compiling():
+            # A compiler cannot ask what is in the mask, of which the gradient may be wrong.
+            if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))):
+                return F.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale), None
+        elif not ((dtype := product_dtype(q)) == torch.float16 != q.dtype and _has_rows_at_the_end(mask)):
+            tensors = (None if x is None else x.to(dtype) for x in (q, k, v, mask))
+            return _Recomputed.apply(*tensors, softmax_scale), None
+        # In float16, which autocast gives to products, such rows would be rows of -inf.
     options = {"softmax_scale": softmax_scale, "dropout": dropout, "keep_mask": keep_mask}
     out, probs = reference.attention_padded(q, k, v, mask, **options)
     return out, probs if probabilities else None

@@ -306,8 +306,8 @@ def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
             calls.append("replay")
 
     class Capture:
-        def __init__(self, made, pool, stream) -> None:
-            assert stream == "its own"
+        def __init__(self, made, pool, stream, capture_error_mode) -> None:
+            assert (stream, capture_error_mode) == ("its own", "thread_local")
             calls.append("capture")
 
         def __enter__(self) -> None:

@@ -42,8 +42,8 @@ def calls(monkeypatch) -> list[str]:
             return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def capture(_graph, pool, stream):
-        assert stream == "its own"
+    def capture(_graph, pool, stream, capture_error_mode):
+        assert (stream, capture_error_mode) == ("its own", "thread_local")
         calls.append("capture")
         yield
 
